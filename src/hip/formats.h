@@ -1,0 +1,23 @@
+// Bit layouts of the KV formats: how one cache row (a token's 576 numbers; V is the first 512 of them) lies in memory.
+#pragma once
+#include "gfx9.h"
+
+constexpr int KV_LORA_RANK_COLUMNS = 512;
+constexpr int QK_COLUMNS = 576;
+constexpr int MX_BLOCK = 32;   // elements that share one E8M0 scale (OCP MX 1.0)
+constexpr u32 E8M0_ONE = 127;  // E8M0 code of 2^0
+
+struct Bf16 {
+    static constexpr int ROW_BYTES = QK_COLUMNS * 2;
+};
+struct Fp8E4m3fn {
+    static constexpr int ROW_BYTES = QK_COLUMNS;
+};
+// Two E2M1 codes a byte, low nibble first; the scales lie in an array of their own.
+struct Mxfp4 {
+    static constexpr int ROW_BYTES = QK_COLUMNS / 2;
+    static constexpr int SCALES_PER_ROW = QK_COLUMNS / MX_BLOCK;
+};
+
+// The f32 number of an E8M0 code as v_cvt_scalef32 takes it: by its exponent field alone (code 0 counts as 2^-127 there).
+DEVICE f32 e8m0_as_exponent(u32 code) { return __builtin_bit_cast(f32, code << 23); }

@@ -1,0 +1,122 @@
+// The machine: every compiler builtin that the kernels use, under names that say what it does. No other file names __builtin_amdgcn_*.
+//
+// What only silicon can confirm stands in one function each: mfma_k_of_8bit (K order of 8-bit operands), mfma_scale_block (which lane
+// supplies which block scale), dma_16_to_lds and dma_2_to_lds (address rule), ds_read_transposed (lane map).
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long u64;
+typedef int i32;
+typedef long i64;
+typedef float f32;
+typedef __bf16 bf16;
+
+template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
+
+#define DEVICE __attribute__((device, always_inline)) static inline
+#define DEVICE_SPECIAL __attribute__((device, always_inline)) inline
+#define DEVICE_MEMBER __attribute__((device, always_inline)) inline
+#define SHARED __attribute__((shared))
+#define LDS __attribute__((address_space(3)))
+#define KERNEL(threads) extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads))) void
+// A constant that the host reads from the code object by name.
+#define EXPORTED extern "C" __attribute__((device, used)) const i32
+
+constexpr int LANES = 64;
+
+// ---- who am I
+DEVICE i32 thread_idx() { return __builtin_amdgcn_workitem_id_x(); }
+DEVICE i32 workgroup_idx() { return __builtin_amdgcn_workgroup_id_x(); }
+DEVICE i32 workgroup_idx_y() { return __builtin_amdgcn_workgroup_id_y(); }
+// The compiler cannot see that threadIdx / 64 is the same in all lanes; said explicitly, it goes to a scalar register.
+DEVICE i32 wave_idx() { return __builtin_amdgcn_readfirstlane(thread_idx() / LANES); }
+
+// ---- numbers
+DEVICE f32 exp2(f32 x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE f32 log2(f32 x) { return __builtin_amdgcn_logf(x); }
+DEVICE f32 reciprocal(f32 x) { return __builtin_amdgcn_rcpf(x); }
+DEVICE f32 max(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
+DEVICE u32 max(u32 a, u32 b) { return a > b ? a : b; }
+DEVICE i32 min(i32 a, i32 b) { return a < b ? a : b; }
+
+// Two f32 to two E4M3 bytes in the low half of a register; nearest even. Beyond 448: NaN, so the caller keeps the range.
+DEVICE u32 e4m3_from_f32(f32 low, f32 high) { return u32(__builtin_amdgcn_cvt_pk_fp8_f32(low, high, 0, false)); }
+// The same into the high half; the low half is kept.
+DEVICE u32 e4m3_from_f32_high(f32 low, f32 high, u32 kept) { return u32(__builtin_amdgcn_cvt_pk_fp8_f32(low, high, i32(kept), true)); }
+template <bool HIGH_HALF> DEVICE vec<f32, 2> f32_from_e4m3(u32 four) { return __builtin_amdgcn_cvt_pk_f32_fp8(i32(four), HIGH_HALF); }
+// Exact: every E4M3 number, and every E2M1 number times a power of two, is a bf16 number. `scale` counts by its exponent only.
+template <bool HIGH_HALF> DEVICE vec<bf16, 2> bf16_from_e4m3(u32 four) { return __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(four, 1.0f, HIGH_HALF); }
+template <int BYTE> DEVICE vec<bf16, 2> bf16_from_e2m1(u32 eight, f32 scale) { return __builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(eight, scale, BYTE); }
+
+// ---- lanes
+// `value` of lane `lane` (any lane index, different per lane).
+DEVICE i32 shuffle(i32 value, i32 lane) { return __builtin_amdgcn_ds_bpermute(lane * 4, value); }
+DEVICE i64 shuffle(i64 value, i32 lane) {
+    const u32 low = u32(shuffle(i32(value), lane)), high = u32(shuffle(i32(value >> 32), lane));
+    return i64(u64(high) << 32 | low);
+}
+// What op makes of the four lanes that are equal modulo 16; all four get it. Order: (l, l^16) first, then the halves.
+template <class Op> DEVICE u32 reduce_over_lane_groups(u32 value, Op op) {
+    auto rows = __builtin_amdgcn_permlane16_swap(value, value, false, false);
+    value = op(rows[0], rows[1]);
+    auto halves = __builtin_amdgcn_permlane32_swap(value, value, false, false);
+    return op(halves[0], halves[1]);
+}
+DEVICE f32 max_over_lane_groups(f32 value) {
+    return __builtin_bit_cast(f32, reduce_over_lane_groups(__builtin_bit_cast(u32, value), [](u32 a, u32 b) {
+        return __builtin_bit_cast(u32, max(__builtin_bit_cast(f32, a), __builtin_bit_cast(f32, b)));
+    }));
+}
+DEVICE f32 sum_over_lane_groups(f32 value) {
+    return __builtin_bit_cast(f32, reduce_over_lane_groups(__builtin_bit_cast(u32, value), [](u32 a, u32 b) {
+        return __builtin_bit_cast(u32, __builtin_bit_cast(f32, a) + __builtin_bit_cast(f32, b));
+    }));
+}
+DEVICE u32 max_over_lane_groups(u32 value) {
+    return reduce_over_lane_groups(value, [](u32 a, u32 b) { return max(a, b); });
+}
+
+// ---- matrix instructions, 16 x 16 results
+// A: lane l holds row l % 16; B: lane l holds column l % 16. Result: lane l, item r is row 4 * (l / 16) + r, column l % 16.
+// 16-bit operands, K = 32: lane l holds k = 8 * (l / 16) .. + 7.
+DEVICE vec<f32, 4> mfma_bf16(vec<bf16, 8> a, vec<bf16, 8> b, vec<f32, 4> c) { return __builtin_amdgcn_mfma_f32_16x16x32_bf16(a, b, c, 0, 0, 0); }
+
+enum MatrixFormat { E4M3 = 0, E2M1 = 4 };
+constexpr int MX_K = 128;
+
+// First k of the 16 items in half `half` (registers 0-3 or 4-7) of an 8-bit operand, for lane group `group` = lane / 16.
+DEVICE constexpr i32 mfma_k_of_8bit(i32 group, i32 half) { return 64 * half + 16 * group; }
+// First k of the 32 items of a 4-bit operand.
+DEVICE constexpr i32 mfma_k_of_4bit(i32 group) { return 32 * group; }
+// The block of 32 k whose scale (for its own row or column, lane % 16) a lane of lane group `group` supplies.
+DEVICE constexpr i32 mfma_scale_block(i32 group) { return group; }
+
+// K = 128 with one E8M0 scale for each row of A and column of B and 32 k, in the low byte of scale_a and scale_b.
+template <MatrixFormat A, MatrixFormat B> DEVICE vec<f32, 4> mfma_scaled(vec<i32, 8> a, vec<i32, 8> b, vec<f32, 4> c, u32 scale_a, u32 scale_b) {
+    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, c, A, B, 0, i32(scale_a), 0, i32(scale_b));
+}
+
+// ---- memory
+// Lane l's 16 bytes at `source` (its own address) go to `target` + 16 * l (`target` is the same in all lanes); counted in vmcnt.
+DEVICE void dma_16_to_lds(const u8* source, LDS u8* target) {
+    __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)source, (LDS void*)target, 16, 0, 0);
+}
+// Lane l's 2 bytes at `source` go to the low half of the dword at `target` + 4 * l.
+DEVICE void dma_2_to_lds(const u8* source, LDS u8* target) {
+    __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)source, (LDS void*)target, 2, 0, 0);
+}
+// All loads, stores and DMA of this wave have landed. The compiler does not know that a DMA writes LDS: the fence keeps reads behind it.
+DEVICE void wait_for_memory() {
+    __builtin_amdgcn_s_waitcnt(0x0f70);
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+// All waves of the workgroup are here and see each other's LDS writes. Says nothing of memory, so that a DMA may stay in flight.
+DEVICE void lds_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+// Transposed read: in each group of 16 lanes, lanes 4j .. 4j+3 give the address of 16 elements of row j, four each; lane t gets column t.
+DEVICE vec<bf16, 4> ds_read_transposed(const LDS u8* address) { return __builtin_amdgcn_ds_read_tr16_b64_v4bf16((LDS vec<bf16, 4>*)address); }
