@@ -1,0 +1,59 @@
+# make all: kernels -> mla_rt/code_objects/<arch>/<stem>.co    make demo | test | lint | wheel | clean
+# Needs python3 (3.10 or newer, with venv) and make. Everything else is installed into .venv.
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARCHES ?= gfx950
+# The batch that `make demo` decodes. If none is named and this one is not there, the demo makes its own.
+ifeq ($(origin BATCH),undefined)
+BATCH  := $(wildcard ../shared/data/minilm_mla_layer5.npz)
+endif
+
+PY      := $(VENV)/bin/python
+STAMP   := $(VENV)/installed
+KERNELS := $(wildcard src/hip/*.hip)
+OBJECTS := $(foreach arch,$(ARCHES),$(KERNELS:src/hip/%.hip=mla_rt/code_objects/$(arch)/%.co))
+# Left over from kernels that are gone: the wheel would carry them.
+STALE   := $(filter-out $(OBJECTS),$(foreach arch,$(ARCHES),$(wildcard mla_rt/code_objects/$(arch)/*.co)))
+
+.DELETE_ON_ERROR:
+.PHONY: all demo test lint wheel clean remove-stale
+
+all: $(OBJECTS) $(if $(STALE),remove-stale)
+
+define code_objects_of
+mla_rt/code_objects/$(1)/%.co: src/hip/%.hip $$(wildcard src/hip/*.h) scripts/build_kernels.py $(STAMP)
+	@$(PY) scripts/build_kernels.py --arch $(1) --out-dir $$(@D) $$<
+endef
+$(foreach arch,$(ARCHES),$(eval $(call code_objects_of,$(arch))))
+
+remove-stale:
+	rm -f $(STALE)
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "make: no '$(PYTHON)' found: install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and "make: Python 3.10 or newer is needed, $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % v[:2])'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: $(PYTHON) has no venv module (Debian, Ubuntu: apt install python3-venv), or name another: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "Installing Python packages into $(VENV) (about 150 MB to download, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: all
+	@$(PY) -m mla_rt demo $(BATCH)
+
+test: all
+	$(PY) -m pytest -n auto
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+# SOURCE_DATE_EPOCH: the files in the wheel bear one date (1980, the first that zip knows), so that equal contents give equal bytes.
+wheel: all
+	@rm -rf build dist
+	SOURCE_DATE_EPOCH=315532800 $(PY) -m build --wheel --no-isolation
+
+clean:
+	rm -rf $(VENV) build dist mla_rt/code_objects mla_rt.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
