@@ -86,6 +86,11 @@ struct Output {
             }
         }
     }
+    // `target`: where this lane's first column goes, T = bf16 or f32.
+    template <class T> DEVICE_MEMBER void store(T* target) const {
+#pragma unroll
+        for (i32 b = 0; b < BLOCKS; b++) *(vec<T, 4>*)(target + b * 16) = __builtin_convertvector(block[b], vec<T, 4>);
+    }
 };
 
 // ---- the kernel
@@ -160,18 +165,14 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
     output.rescale(reciprocal_or_zero(sum) * kv_scale);
     if (row >= num_rows) return;
 
-    const bool stores_lse = wave == 0 && group == 0, whole = partial_idx < 0;
+    const bool whole = partial_idx < 0;
     const i64 partial_row = i64(partial_idx) * ROWS + row;
+    if (wave == 0 && group == 0) (whole ? lse[global_row] : partial_lse[partial_row]) = lse_of(softmax.max, sum);
     const i32 first_column = wave * COLUMNS_PER_WAVE + group * 4;
-    if (stores_lse) (whole ? lse[global_row] : partial_lse[partial_row]) = lse_of(softmax.max, sum);
-#pragma unroll
-    for (i32 b = 0; b < Output::BLOCKS; b++) {
-        const i32 column = first_column + b * 16;
-        if (whole)
-            *(vec<bf16, 4>*)(out + global_row * KV_LORA_RANK_COLUMNS + column) = __builtin_convertvector(output.block[b], vec<bf16, 4>);
-        else
-            *(vec<f32, 4>*)(partial_out + partial_row * KV_LORA_RANK_COLUMNS + column) = output.block[b];
-    }
+    if (whole)
+        output.store(out + global_row * KV_LORA_RANK_COLUMNS + first_column);
+    else
+        output.store(partial_out + partial_row * KV_LORA_RANK_COLUMNS + first_column);
 }
 
 #define MLA_DECODE(name, Format)                                                                                                                   \
