@@ -107,16 +107,18 @@ DEVICE void dma_16_to_lds(const u8* source, LDS u8* target) {
 DEVICE void dma_2_to_lds(const u8* source, LDS u8* target) {
     __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)source, (LDS void*)target, 2, 0, 0);
 }
-// All loads, stores and DMA of this wave have landed. The compiler does not know that a DMA writes LDS: the fence keeps reads behind it.
+// All loads, stores and DMA of this wave have landed. The fence keeps LDS reads behind it: the compiler does not know that a DMA writes LDS.
 DEVICE void wait_for_memory() {
-    __builtin_amdgcn_s_waitcnt(0x0f70);
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+    __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0)
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
-// All waves of the workgroup are here and see each other's LDS writes. Says nothing of memory, so that a DMA may stay in flight.
+// All waves of the workgroup are here and see each other's LDS writes. Says nothing of memory, so that a DMA stays in flight: a fence of
+// workgroup scope would wait for it. Fences of wavefront scope only hold the compiler; the wait for LDS is said outright.
 DEVICE void lds_barrier() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_s_waitcnt(0xc07f);  // lgkmcnt(0)
     __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 // Transposed read: in each group of 16 lanes, lanes 4j .. 4j+3 give the address of 16 elements of row j, four each; lane t gets column t.
 DEVICE vec<bf16, 4> ds_read_transposed(const LDS u8* address) { return __builtin_amdgcn_ds_read_tr16_b64_v4bf16((LDS vec<bf16, 4>*)address); }
