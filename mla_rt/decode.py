@@ -1,0 +1,169 @@
+"""decode(): numpy in, numpy out, through the packaged kernels of whichever device is there."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .batch import KV_LORA_RANK, Batch, make_batch
+from .code_object import code_object_path
+from .device import Buffer, Device, open_device
+from .errors import UnsupportedArch
+from .plan import make_work_list
+
+# Compute units that an unsplit plan is spread over. MI350X and MI355X have the same number.
+NUM_CUS = {"gfx950": 256}
+# The cache formats that each architecture's matrix instructions read. fnuz is the FP8 of gfx942: gfx950 reads the same bytes as other numbers.
+KV_FORMATS = {"gfx950": ("bf16", "fp8_e4m3fn", "mxfp4")}
+
+
+def decode(
+    q: Any,
+    kv: Any,
+    *,
+    sm_scale: float,
+    kv_indptr: Any = None,
+    qo_indptr: Any = None,
+    kv_indices: Any = None,
+    kv_last_page_len: Any = None,
+    page_size: int = 1,
+    block_table: Any = None,
+    kv_lens: Any = None,
+    causal: bool = True,
+    num_splits: int | None = None,
+    device: str | Device = "auto",
+) -> tuple[np.ndarray, np.ndarray]:
+    """Absorbed MLA decode of a ragged batch over a (paged, quantized) cache.
+
+    q                 [total_q, num_heads, 576] bfloat16, 1 to 128 heads
+    kv                the cache: a bfloat16 array [.., 576], FP8 or MXFP4; laid out [total_kv, ..] (pages in a row, whole pages only) or
+                      [num_pages, page_size, ..]. V is the first 512 columns of K.
+    sm_scale          multiplies the logits; positive
+    kv_indptr         [batch + 1] integers, prefix sums of **pages** of the requests; required unless block_table is given
+    qo_indptr         [batch + 1] integers, prefix sums of query tokens, 0 to 8 a request; None: one query token a request
+    kv_indices        [kv_indptr[-1]] integers, physical pages; None: the pages in order
+    kv_last_page_len  [batch] integers, tokens in a request's last page, 1 to page_size (a request without pages: anything from 0 to page_size);
+                      None: all pages are full
+    page_size         tokens a page, a power of two from 1 to 128
+    block_table, kv_lens   [batch, max_pages] and [batch] (tokens) integers in place of the three arrays above; entries past a request's
+                      length are never read
+    causal            a request's queries are its last tokens: each sees the tokens up to its own. False: each sees all tokens.
+    num_splits        cut the tokens of every request into so many parts (fewer if it has fewer tokens), decoded side by side and merged;
+                      None: as the device is filled best. The result depends on it only in rounding; for one value it is reproducible bit for bit.
+    device            "auto", "hip", "emulator", or a device that `open_device` opened (kept open)
+
+    Arrays need not be contiguous; what is not is copied. Returns out [total_q, num_heads, 512] bfloat16 and lse [total_q, num_heads] float32,
+    the natural log of the sum of exp of the scaled logits. A query that sees no token has out 0, lse -inf.
+
+    Raises TypeError or ValueError for arguments, before anything is launched; UnsupportedArch for a GPU without code objects; DeviceError for
+    a HIP error; KernelFault for a fault that the emulator finds.
+    """
+    batch = make_batch(
+        q,
+        kv,
+        sm_scale=sm_scale,
+        kv_indptr=kv_indptr,
+        qo_indptr=qo_indptr,
+        kv_indices=kv_indices,
+        kv_last_page_len=kv_last_page_len,
+        page_size=page_size,
+        block_table=block_table,
+        kv_lens=kv_lens,
+        causal=causal,
+        num_splits=num_splits,
+    )
+    if isinstance(device, str):
+        with open_device(device) as opened:
+            return decode_batch(batch, opened)
+    return decode_batch(batch, device)
+
+
+def kernel_name(kv_format: str, arch: str) -> str:
+    """The decode kernel of a format. Raises UnsupportedArch or ValueError if the architecture has none."""
+    if arch not in KV_FORMATS:
+        raise UnsupportedArch(f"there are no decode kernels for {arch}, only for {', '.join(KV_FORMATS)}")
+    if kv_format not in KV_FORMATS[arch]:
+        raise ValueError(f"kv_format {kv_format!r} cannot be decoded on {arch}; it reads {', '.join(KV_FORMATS[arch])}")
+    return f"mla_decode_{kv_format}"
+
+
+def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
+    """`decode` of a checked batch on an open device. All device memory is given back, whether it succeeds or raises."""
+    name = kernel_name(batch.cache.kv_format, device.arch)
+    total_q, num_heads = batch.q.shape[:2]
+    module = device.load(code_object_path("mla_decode", device.arch))
+    constants = module.constants
+    work_list = make_work_list(
+        batch.qo_indptr,
+        batch.kv_lens,
+        num_heads=num_heads,
+        num_splits=batch.num_splits,
+        num_cus=NUM_CUS[device.arch],
+        rows_per_tile=constants["ROWS_PER_TILE"],
+        tokens_per_tile=constants["TOKENS_PER_TILE"],
+    )
+    if len(work_list.work) == 0:  # no query tokens; a grid of no workgroups is an error in HIP
+        return np.empty((total_q, num_heads, KV_LORA_RANK), ml_dtypes.bfloat16), np.empty((total_q, num_heads), np.float32)
+
+    with ExitStack() as buffers:
+
+        def allocate(*shape: int, dtype: Any) -> Buffer | None:
+            """None, which a kernel sees as null, for an array without elements."""
+            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            if nbytes == 0:
+                return None
+            buffer = device.allocate(nbytes)
+            buffers.callback(buffer.free)
+            return buffer
+
+        def upload(array: np.ndarray | None) -> Buffer | None:
+            if array is None:
+                return None
+            buffer = allocate(*array.shape, dtype=array.dtype)
+            if buffer is not None:
+                buffer.upload(array)
+            return buffer
+
+        out = allocate(total_q, num_heads, KV_LORA_RANK, dtype=np.uint16)
+        lse = allocate(total_q, num_heads, dtype=np.float32)
+        assert out is not None and lse is not None
+        partial_out = allocate(work_list.num_partials, constants["ROWS_PER_TILE"], KV_LORA_RANK, dtype=np.float32)
+        partial_lse = allocate(work_list.num_partials, constants["ROWS_PER_TILE"], dtype=np.float32)
+        device.launch(
+            module.kernel(name),
+            len(work_list.work),
+            q=upload(batch.q.view(np.uint16)),
+            kv=upload(batch.cache.rows),
+            kv_scales=upload(batch.cache.scales),
+            qo_indptr=upload(batch.qo_indptr),
+            kv_indptr=upload(batch.kv_indptr),
+            kv_indices=upload(batch.kv_indices),
+            kv_last_page_len=upload(batch.kv_last_page_len),
+            work=upload(work_list.work),
+            out=out,
+            lse=lse,
+            partial_out=partial_out,
+            partial_lse=partial_lse,
+            num_heads=np.int32(num_heads),
+            page_size_log2=np.int32(batch.page_size.bit_length() - 1),
+            causal=np.int32(batch.causal),
+            sm_scale=batch.sm_scale,
+            kv_scale=batch.cache.kv_scale,
+        )
+        if len(work_list.merge):
+            combine = device.load(code_object_path("mla_combine", device.arch))
+            device.launch(
+                combine.kernel("mla_combine"),
+                (len(work_list.merge), combine.constants["ROWS_PER_TILE"]),  # a workgroup a row
+                partial_out=partial_out,
+                partial_lse=partial_lse,
+                merge=upload(work_list.merge),
+                out=out,
+                lse=lse,
+            )
+        device.synchronize()
+        out_bits = out.download((total_q, num_heads, KV_LORA_RANK), np.uint16)
+        return out_bits.view(ml_dtypes.bfloat16), lse.download((total_q, num_heads), np.float32)

@@ -1,0 +1,146 @@
+"""The work list against what it must cover, by brute force over (row, token) pairs."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mla_rt.plan import make_work_list
+
+ROWS, TOKENS = 16, 64
+
+
+def plan(q_lens, kv_lens, *, num_heads=16, num_splits=None, num_cus=256, rows=ROWS, tokens=TOKENS):
+    qo_indptr = np.concatenate([[0], np.cumsum(q_lens, dtype=np.int64)])
+    work_list = make_work_list(
+        qo_indptr, np.array(kv_lens, np.int64), num_heads=num_heads, num_splits=num_splits, num_cus=num_cus, rows_per_tile=rows, tokens_per_tile=tokens
+    )
+    assert work_list.work.dtype == work_list.merge.dtype == np.int32
+    assert work_list.work.flags.c_contiguous and work_list.merge.flags.c_contiguous
+    return work_list
+
+
+def check(work_list, q_lens, kv_lens, num_heads, rows=ROWS):
+    """Every (row, token) exactly once; every row written exactly once, directly or by one merge of its own partials in order of tokens."""
+    covered = [np.zeros((q_len * num_heads, kv_len), int) for q_len, kv_len in zip(q_lens, kv_lens, strict=True)]
+    first_row = np.concatenate([[0], np.cumsum(q_lens, dtype=np.int64)]) * num_heads
+    written = np.zeros(first_row[-1], int)
+    partial = {}
+    for request, row_begin, kv_begin, kv_end, partial_idx in work_list.work.tolist():
+        num_rows = min(rows, len(covered[request]) - row_begin)
+        assert num_rows >= 1 and row_begin % rows == 0
+        assert 0 <= kv_begin <= kv_end <= kv_lens[request]
+        assert kv_begin < kv_end or (kv_lens[request] == 0 and partial_idx == -1)
+        covered[request][row_begin : row_begin + num_rows, kv_begin:kv_end] += 1
+        if partial_idx == -1:
+            assert (kv_begin, kv_end) == (0, kv_lens[request])
+            written[first_row[request] + row_begin :][:num_rows] += 1
+        else:
+            assert partial_idx not in partial
+            partial[partial_idx] = (first_row[request] + row_begin, num_rows, kv_begin, kv_end)
+    assert all((c == 1).all() for c in covered)
+    assert sorted(partial) == list(range(work_list.num_partials))
+    merged = []
+    for row_begin, num_rows, partial_begin, num_splits in work_list.merge.tolist():
+        assert num_splits >= 2
+        slots = range(partial_begin, partial_begin + num_splits)
+        merged += slots
+        assert all(partial[slot][:2] == (row_begin, num_rows) for slot in slots)
+        assert all(partial[slot][3] == partial[slot + 1][2] for slot in slots[:-1])
+        written[row_begin : row_begin + num_rows] += 1
+    assert sorted(merged) == sorted(partial)
+    assert (written == 1).all()
+
+
+batches = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 200)), max_size=8)
+
+
+@settings(deadline=None, max_examples=200)
+@given(batches, st.integers(1, 40), st.one_of(st.none(), st.integers(1, 40)), st.integers(1, 40))
+def test_every_row_meets_every_token_once(batch, num_heads, num_splits, num_cus):
+    q_lens, kv_lens = [b[0] for b in batch], [b[1] for b in batch]
+    check(plan(q_lens, kv_lens, num_heads=num_heads, num_splits=num_splits, num_cus=num_cus), q_lens, kv_lens, num_heads)
+
+
+@settings(deadline=None, max_examples=50)
+@given(batches, st.integers(1, 32), st.sampled_from([(16, 64), (32, 128), (1, 1), (64, 16)]))
+def test_tile_sizes_are_parameters(batch, num_heads, tile):
+    q_lens, kv_lens = [b[0] for b in batch], [b[1] for b in batch]
+    work_list = plan(q_lens, kv_lens, num_heads=num_heads, num_cus=16, rows=tile[0], tokens=tile[1])
+    check(work_list, q_lens, kv_lens, num_heads, rows=tile[0])
+    assert (work_list.work[:, 2] % tile[1] == 0).all()  # splits begin on whole tiles
+
+
+def test_given_splits_cut_evenly_and_drop_empty_cuts():
+    work = plan([1, 1, 1], [10, 2, 0], num_splits=4).work
+    assert work[:, [0, 2, 3]].tolist() == [[0, 0, 2], [0, 2, 5], [0, 5, 7], [0, 7, 10], [1, 0, 1], [1, 1, 2], [2, 0, 0]]
+    assert work[:, 4].tolist() == [0, 1, 2, 3, 4, 5, -1]
+
+
+@pytest.mark.parametrize("kv_len", [1, 2, 3, 31, 32, 33, 64, 1000])
+@pytest.mark.parametrize("num_splits", [1, 2, 7, 32, 10**9])
+def test_given_splits_are_the_nonempty_cuts(kv_len, num_splits):
+    expected = sorted({(i * kv_len // num_splits, (i + 1) * kv_len // num_splits) for i in range(min(num_splits, 1000))}) if num_splits < 10**9 else None
+    cuts = [tuple(x) for x in plan([1], [kv_len], num_splits=num_splits).work[:, 2:4].tolist()]
+    assert cuts == ([c for c in expected if c[0] < c[1]] if expected else [(i, i + 1) for i in range(kv_len)])
+
+
+def test_row_tiles_of_one_split_are_neighbours():
+    work = plan([4], [100], num_heads=16, num_splits=2).work
+    assert work.tolist() == [[0, 16 * tile, 50 * split, 50 * split + 50, 2 * tile + split] for split in range(2) for tile in range(4)]
+
+
+def test_nothing_to_do():
+    for q_lens, kv_lens in [([], []), ([0], [100]), ([0, 0], [0, 5])]:
+        work_list = plan(q_lens, kv_lens)
+        assert work_list.work.shape == (0, 5) and work_list.merge.shape == (0, 4) and work_list.num_partials == 0
+
+
+def longest_in_tiles(work_list):
+    return int((-(-(work_list.work[:, 3] - work_list.work[:, 2]) // TOKENS)).max())
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, 20000), min_size=1, max_size=40), st.integers(1, 300))
+def test_auto_split_fills_the_cus_in_whole_tiles(kv_lens, num_cus):
+    work_list = plan([1] * len(kv_lens), kv_lens, num_cus=num_cus)
+    work = work_list.work
+    assert (work[:, 2] % TOKENS == 0).all()
+    ends = np.array(kv_lens)[work[:, 0]]
+    assert ((work[:, 3] % TOKENS == 0) | (work[:, 3] == ends)).all()
+    tiles = -(-np.array(kv_lens) // TOKENS)
+    if len(kv_lens) < num_cus:
+        assert len(work) <= num_cus
+        shorter = longest_in_tiles(work_list) - 1  # would need more workgroups than there are CUs
+        assert shorter < 1 or np.maximum(-(-tiles // shorter), 1).sum() > num_cus
+    else:
+        assert longest_in_tiles(work_list) <= max(-(-int(tiles.sum()) // num_cus), 1)
+
+
+def test_auto_split_of_common_shapes():
+    for batch, kv_len, num_work, longest in [(4, 1024, 64, 1), (4, 8192, 256, 2), (32, 8192, 256, 16), (64, 8192, 256, 32), (256, 8192, 256, 128)]:
+        work_list = plan([1] * batch, [kv_len] * batch)
+        assert (len(work_list.work), longest_in_tiles(work_list)) == (num_work, longest)
+
+
+def test_one_long_request_among_short_ones_is_cut_alone():
+    work = plan([1] * 33, [64] * 32 + [64 * 448]).work
+    assert np.bincount(work[:, 0]).tolist() == [1] * 32 + [224]
+
+
+def test_too_many_rows_are_refused():
+    with pytest.raises(ValueError, match=r"query rows .* exceed the limit of 2147483647"):
+        plan([8] * (1 << 21), [0] * (1 << 21), num_heads=128)
+
+
+def test_planning_is_vectorized():
+    """A step of a large server: far more requests than a Python loop would do in this time, so a loop over them shows."""
+    rng = np.random.default_rng(0)
+    q_lens, kv_lens = [1] * 100_000, rng.integers(0, 2000, 100_000).tolist()
+    begin = time.perf_counter()
+    plan(q_lens, kv_lens)
+    assert time.perf_counter() - begin < 1.0
