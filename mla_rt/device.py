@@ -1,0 +1,430 @@
+"""The nouns of running kernels: Device, Buffer, Stream, Event, Module, Kernel; and `open_device`.
+
+The nouns and every check live here, once. A backend (`hip_device`, `emulator_device`) subclasses Device and fills in the few `_…` operations on
+raw addresses and handles, so that a mistake in an argument is found alike on a GPU and on the emulator.
+
+Lifetime. Buffers, streams, events and modules live until they are closed (`Buffer.free`, `close`, leaving a `with` block) or their device is
+closed; dropping the last reference releases nothing, so no buffer can vanish under a kernel that is still running. Closing twice is
+allowed; using what is closed raises DeviceError.
+
+Order. Work on one stream runs in the order given. A call without `stream` uses the device's default stream, which waits for all work given
+before on any stream and holds back all work given later. Two other streams are ordered only by events.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from .code_object import CodeObject, KernelInfo, pack_arguments, packaged_archs
+from .errors import DeviceError, UnsupportedArch
+
+Grid = int | tuple[int, ...]
+Self = TypeVar("Self", bound="_Resource")
+MAX_WORK_ITEMS = 1 << 32  # HIP takes fewer than this many work-items in each dimension of a grid
+
+
+class _Resource:
+    """Something that a device made and that must be closed. `handle` is the backend's; reading it checks that both are still open."""
+
+    def __init__(self, device: Device, handle: Any):
+        self.device = device
+        self._handle = handle
+        self._open = True
+        device._resources[id(self)] = self
+
+    @property
+    def handle(self) -> Any:
+        if self.device.closed:
+            raise DeviceError(f"{type(self).__name__} used after its device was closed")
+        if not self._open:
+            raise DeviceError(f"{type(self).__name__} used after it was closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Release it. Closing again, or after the device, does nothing."""
+        if self._open and not self.device.closed:
+            self._open = False
+            del self.device._resources[id(self)]
+            self._release()
+
+    def _release(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Buffer(_Resource):
+    """`nbytes` bytes of device memory at `address`. An empty buffer has address 0. Its contents are undefined until written."""
+
+    def __init__(self, device: Device, address: int, nbytes: int):
+        super().__init__(device, address)
+        self.nbytes = nbytes
+
+    @property
+    def address(self) -> int:
+        """Device address of the first byte. DeviceError if the buffer was freed."""
+        return int(self.handle)
+
+    def upload(self, array: NDArray[Any], stream: Stream | None = None) -> None:
+        """Copy the array (any shape and dtype, of exactly `nbytes` bytes, else ValueError; taken in C order) into the buffer.
+
+        Without a stream the copy is done on return. On a stream it is queued; the array may be changed at once, for its bytes are taken now.
+        """
+        address = self.address
+        _require_ndarray(array)
+        if array.nbytes != self.nbytes:
+            raise ValueError(f"upload of {array.nbytes} bytes (shape {array.shape}, {array.dtype}) into a buffer of {self.nbytes}")
+        if self.nbytes:
+            self.device._upload(address, np.ascontiguousarray(array), self.device._stream_handle(stream))
+
+    def download(self, shape: int | tuple[int, ...], dtype: DTypeLike, stream: Stream | None = None) -> NDArray[Any]:
+        """The buffer's bytes as a new array of this shape and dtype, which must take exactly `nbytes` (else ValueError).
+
+        Waits for the work given before on the stream; without one, for all work of the device.
+        """
+        address = self.address
+        array: NDArray[Any] = np.empty(shape, dtype)
+        if array.nbytes != self.nbytes:
+            raise ValueError(f"download of {array.nbytes} bytes (shape {array.shape}, {array.dtype}) from a buffer of {self.nbytes}")
+        if self.nbytes:
+            self.device._download(array, address, self.device._stream_handle(stream))
+        return array
+
+    def fill(self, byte: int, stream: Stream | None = None) -> None:
+        """Set every byte of the buffer to `byte` (0..255, else ValueError), in the stream's order."""
+        address = self.address
+        if not 0 <= byte <= 255:
+            raise ValueError(f"fill with {byte}: a byte is 0..255")
+        if self.nbytes:
+            self.device._fill(address, byte, self.nbytes, self.device._stream_handle(stream))
+
+    def free(self) -> None:
+        """Give the memory back, after all work given before. Freeing again does nothing; any other use raises DeviceError."""
+        self.close()
+
+    def _release(self) -> None:
+        if self.nbytes:
+            self.device._free(self._handle)
+
+    def __repr__(self) -> str:
+        return f"<Buffer of {self.nbytes} bytes{'' if self._open else ', freed'}>"
+
+
+class Stream(_Resource):
+    """A queue of work, run in order."""
+
+    def synchronize(self) -> None:
+        """Wait for all work given to this stream. DeviceError if any of it failed."""
+        self.device._synchronize_stream(self.handle)
+
+    def wait(self, event: Event) -> None:
+        """Hold back work given to this stream from now on until the event's last record is reached. An event never recorded holds back nothing."""
+        _require_same_device(self.device, event)
+        self.device._wait_event(self.handle, event.handle)
+
+    def _release(self) -> None:
+        self.device._destroy_stream(self._handle)
+
+
+class Event(_Resource):
+    """A mark in a stream: to wait for, and to take times between."""
+
+    def __init__(self, device: Device, handle: Any):
+        super().__init__(device, handle)
+        self._recorded = False
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Mark the present end of the stream (None: the default stream)."""
+        self.device._record_event(self.handle, self.device._stream_handle(stream))
+        self._recorded = True
+
+    def synchronize(self) -> None:
+        """Wait until the mark is reached. Returns at once if it was never recorded."""
+        self.device._synchronize_event(self.handle)
+
+    def elapsed_ms(self, since: Event) -> float:
+        """Milliseconds from the mark `since` to this one; waits for both. DeviceError unless both were recorded. The emulator's are the host's."""
+        _require_same_device(self.device, since)
+        if not (self._recorded and since._recorded):
+            raise DeviceError("elapsed_ms between events of which one was never recorded")
+        since.synchronize()
+        self.synchronize()
+        return self.device._elapsed_ms(since.handle, self.handle)
+
+    def _release(self) -> None:
+        self.device._destroy_event(self._handle)
+
+
+class Module(_Resource):
+    """A code object on a device. constants: the int32 values that it exports by name; kernels: what it says of each kernel, by name."""
+
+    def __init__(self, device: Device, handle: Any, code_object: CodeObject):
+        super().__init__(device, handle)
+        self.code_object = code_object
+        self.constants: Mapping[str, int] = code_object.constants
+        self.kernels: Mapping[str, KernelInfo] = code_object.kernels
+        self._functions: dict[str, Kernel] = {}
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of this name. ValueError, naming those there are, if it has none such."""
+        handle = self.handle
+        if name not in self.kernels:
+            raise ValueError(f"no kernel {name!r} in this code object; it has {', '.join(self.kernels) or 'none'}")
+        if name not in self._functions:
+            self._functions[name] = Kernel(self, self.kernels[name], self.device._function(handle, name))
+        return self._functions[name]
+
+    def _release(self) -> None:
+        self.device._unload(self._handle)
+
+
+class Kernel:
+    """A kernel ready to launch. info: its arguments, sizes and block size."""
+
+    def __init__(self, module: Module, info: KernelInfo, function: Any):
+        self.module, self.info, self._function = module, info, function
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.info.name}({', '.join(arg.name for arg in self.info.args)})>"
+
+
+class Device(ABC):
+    """A GPU, or the emulator of one. Made by `open_device`; a context manager that closes it.
+
+    kind: "hip" or "emulator"; arch: "gfx950", …; name: for people; reason: why `open_device` took it; num_compute_units: how many workgroups
+    can run side by side at one a compute unit; max_lds_bytes: the most LDS that a workgroup may have; closed: whether it was closed.
+    """
+
+    kind: Literal["hip", "emulator"]
+
+    def __init__(self, *, arch: str, name: str, num_compute_units: int, max_lds_bytes: int):
+        self.arch, self.name = arch, name
+        self.num_compute_units, self.max_lds_bytes = num_compute_units, max_lds_bytes
+        self.reason = "asked for"
+        self.closed = False
+        # Every open resource: they live as long as the device, and the device releases at its end what its user did not.
+        self._resources: dict[int, _Resource] = {}
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """A buffer of `nbytes` bytes (0 is allowed), 256-byte aligned, with undefined contents. DeviceError if there is no room."""
+        self._require_open()
+        if nbytes < 0:
+            raise ValueError(f"allocate({nbytes}): a size is not negative")
+        return Buffer(self, self._allocate(nbytes) if nbytes else 0, nbytes)
+
+    def to_device(self, array: NDArray[Any]) -> Buffer:
+        """A new buffer that holds the array's elements in C order."""
+        _require_ndarray(array)
+        buffer = self.allocate(array.nbytes)
+        buffer.upload(array)
+        return buffer
+
+    def load(self, code_object: str | Path | bytes) -> Module:
+        """Load a code object, given as a path or as its bytes. UnsupportedArch, naming both, if it is for another arch; ValueError if it is none."""
+        self._require_open()
+        parsed = CodeObject.parse(code_object) if isinstance(code_object, bytes) else CodeObject.load(code_object)
+        if parsed.arch != self.arch:
+            what = "the code object" if isinstance(code_object, bytes) else str(code_object)
+            raise UnsupportedArch(f"{what} is for {parsed.arch}, this device ({self.name}) is {self.arch}")
+        return Module(self, self._load(parsed), parsed)
+
+    def stream(self) -> Stream:
+        """A new stream."""
+        self._require_open()
+        return Stream(self, self._create_stream())
+
+    def event(self) -> Event:
+        """A new event."""
+        self._require_open()
+        return Event(self, self._create_event())
+
+    def launch(self, kernel: Kernel, grid: Grid, /, *, stream: Stream | None = None, dynamic_lds_bytes: int = 0, **arguments: Any) -> None:
+        """Queue the kernel on the stream over `grid` workgroups (an int, or up to three), with the block size that its code object states.
+
+        arguments: by the names in the kernel's signature; Buffers of this device or None for pointers, numpy scalars for values (see
+        `code_object.pack_arguments`: TypeError). ValueError for an impossible grid, too much LDS, or a kernel or buffer of another device.
+        DeviceError if HIP refuses the launch. Faults found while it runs: at the launch on the emulator (KernelFault), at a wait on HIP.
+        """
+        self._require_open()
+        info = kernel.info
+        if kernel.module.device is not self:
+            raise ValueError(f"{info.name} was loaded on another device")
+        kernel.module.handle  # noqa: B018 - raises if the module was closed
+        groups = _grid3(info, grid)
+        if dynamic_lds_bytes < 0 or info.lds_bytes + dynamic_lds_bytes > self.max_lds_bytes:
+            raise ValueError(f"{info.name}: {info.lds_bytes} + {dynamic_lds_bytes} bytes of LDS, at most {self.max_lds_bytes} are there")
+        for name, value in arguments.items():
+            if isinstance(value, Buffer) and value.device is not self:
+                raise ValueError(f"{info.name}: argument {name} is a buffer of another device")
+        packed = pack_arguments(info, arguments)
+        self._launch(kernel._function, groups, info.block_size, dynamic_lds_bytes, self._stream_handle(stream), packed)
+
+    def synchronize(self) -> None:
+        """Wait for all work of the device. DeviceError if any of it failed."""
+        self._require_open()
+        self._synchronize()
+
+    def close(self) -> None:
+        """Release everything that is still open on the device, then the device. Closing again does nothing. DeviceError if work failed."""
+        if self.closed:
+            return
+        errors = []
+        for resource in list(self._resources.values()):
+            try:
+                resource.close()
+            except DeviceError as error:  # the rest has to be released all the same
+                errors.append(error)
+        self.closed = True
+        self._close()
+        if errors:
+            raise errors[0]
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} device {self.name} ({self.arch}){', closed' if self.closed else ''}>"
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise DeviceError("device used after it was closed")
+
+    def _stream_handle(self, stream: Stream | None) -> Any:
+        self._require_open()
+        if stream is None:
+            return None
+        _require_same_device(self, stream)
+        return stream.handle
+
+    # What a backend provides. Addresses are device addresses; a stream is a handle that _create_stream returned, or None for the default stream.
+    @abstractmethod
+    def _allocate(self, nbytes: int) -> int: ...
+    @abstractmethod
+    def _free(self, address: int) -> None: ...
+    @abstractmethod
+    def _upload(self, address: int, array: NDArray[Any], stream: Any) -> None:
+        """Copy a C-contiguous array in. The array's memory may be reused after the call; with stream None the copy is done by then."""
+
+    @abstractmethod
+    def _download(self, array: NDArray[Any], address: int, stream: Any) -> None:
+        """Fill a C-contiguous array from `address` once the stream's work is done (None: all work)."""
+
+    @abstractmethod
+    def _fill(self, address: int, byte: int, nbytes: int, stream: Any) -> None: ...
+    @abstractmethod
+    def _load(self, code_object: CodeObject) -> Any: ...
+    @abstractmethod
+    def _unload(self, module: Any) -> None: ...
+    @abstractmethod
+    def _function(self, module: Any, name: str) -> Any: ...
+    @abstractmethod
+    def _launch(self, function: Any, grid: tuple[int, int, int], block_size: int, dynamic_lds_bytes: int, stream: Any, arguments: Any) -> None:
+        """Queue a launch; `arguments` is the packed ctypes.Structure, whose bytes are taken now."""
+
+    @abstractmethod
+    def _create_stream(self) -> Any: ...
+    @abstractmethod
+    def _destroy_stream(self, stream: Any) -> None: ...
+    @abstractmethod
+    def _synchronize_stream(self, stream: Any) -> None: ...
+    @abstractmethod
+    def _create_event(self) -> Any: ...
+    @abstractmethod
+    def _destroy_event(self, event: Any) -> None: ...
+    @abstractmethod
+    def _record_event(self, event: Any, stream: Any) -> None: ...
+    @abstractmethod
+    def _wait_event(self, stream: Any, event: Any) -> None: ...
+    @abstractmethod
+    def _synchronize_event(self, event: Any) -> None: ...
+    @abstractmethod
+    def _elapsed_ms(self, start: Any, end: Any) -> float: ...
+    @abstractmethod
+    def _synchronize(self) -> None: ...
+    @abstractmethod
+    def _close(self) -> None: ...
+
+
+def open_device(kind: Literal["auto", "hip", "emulator"] = "auto", *, arch: str | None = None, seed: int | None = None) -> Device:
+    """Open the first GPU ("hip"), the emulator ("emulator"), or ("auto") a GPU if one answers for which there are code objects, else the emulator.
+
+    arch: which architecture it must be (None: any for "hip"; gfx950 is all that the emulator knows). seed: of the emulator only; given, the
+    waves of a workgroup run one after another between barriers, in an order that the seed draws. `Device.reason` says what was taken and why.
+    DeviceError if "hip" cannot be opened, with what to install; UnsupportedArch if the device is not of `arch`; ValueError for another kind.
+    """
+    if kind not in ("auto", "hip", "emulator"):
+        raise ValueError(f"device kind {kind!r}: it is 'auto', 'hip' or 'emulator'")
+    if seed is not None and kind != "emulator":
+        raise ValueError("seed is an option of the emulator: open_device('emulator', seed=…)")
+    if kind == "emulator":
+        return _open_emulator(arch, seed)
+    if kind == "hip":
+        return _open_hip(arch)
+    wanted = [arch] if arch else packaged_archs() or ["gfx950"]
+    try:
+        device = _open_hip(None)
+    except DeviceError as error:
+        why = str(error)
+    else:
+        if device.arch in wanted:
+            device.reason = f"hip: {device.name} ({device.arch}) answers"
+            return device
+        why = f"{device.name} is {device.arch}, needed is {' or '.join(wanted)}"
+        device.close()
+    emulator = _open_emulator(arch, None)
+    emulator.reason = f"emulator: {why}"
+    return emulator
+
+
+# A backend is imported only when it is opened: importing this package must work, and be quick, where there is no ROCm.
+def _open_hip(arch: str | None) -> Device:
+    from .hip_device import HipDevice
+
+    device = HipDevice()
+    if arch is not None and device.arch != arch:
+        device.close()
+        raise UnsupportedArch(f"the GPU {device.name} is {device.arch}, asked for was {arch}")
+    return device
+
+
+def _open_emulator(arch: str | None, seed: int | None) -> Device:
+    from .emulator_device import ARCH, EmulatorDevice
+
+    if arch not in (None, ARCH):
+        raise UnsupportedArch(f"the emulator is of {ARCH}, asked for was {arch}")
+    return EmulatorDevice(seed=seed)
+
+
+def _grid3(info: KernelInfo, grid: Grid) -> tuple[int, int, int]:
+    dims = [operator.index(dim) for dim in (grid if isinstance(grid, tuple) else (grid,))]
+    if not 1 <= len(dims) <= 3 or min(dims) < 1:
+        raise ValueError(f"{info.name}: grid {grid}: one to three counts of workgroups, each at least 1")
+    x, y, z = (dims + [1, 1])[:3]
+    if x * info.block_size >= MAX_WORK_ITEMS or max(y, z) >= MAX_WORK_ITEMS:
+        raise ValueError(f"{info.name}: grid {grid} x block {info.block_size} work-items: each dimension must stay below 2**32")
+    return x, y, z
+
+
+def _require_ndarray(array: Any) -> None:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"a numpy array is needed, not {type(array).__name__}")
+
+
+def _require_same_device(device: Device, resource: _Resource) -> None:
+    if resource.device is not device:
+        raise ValueError(f"this {type(resource).__name__.lower()} belongs to another device")

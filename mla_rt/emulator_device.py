@@ -1,0 +1,157 @@
+"""The Device protocol over the emulator: the same code objects, run instruction by instruction on the CPU.
+
+Everything happens at once: a copy, fill or launch is done when the call returns, which is one of the orders that streams allow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .code_object import CodeObject, KernelInfo
+from .device import Device
+from .emulator.machine import Descriptor, Dispatch, LaunchReport, run
+from .emulator.memory import Memory
+from .errors import DeviceError
+
+ARCH = "gfx950"
+NUM_COMPUTE_UNITS = 256  # of an MI350X or MI355X
+MAX_LDS_BYTES = 160 << 10
+NUM_REPORTS = 64  # launches whose report is kept
+
+
+@dataclass(frozen=True)
+class _Image:
+    """A code object in the emulator's memory: virtual address 0 of the file lies at `base`."""
+
+    base: int
+    kernels: dict[str, tuple[KernelInfo, Descriptor]]
+
+
+@dataclass(frozen=True)
+class _Function:
+    image: _Image
+    info: KernelInfo
+    descriptor: Descriptor
+
+
+@dataclass
+class _Mark:
+    """When an event was recorded, in seconds of the host's clock."""
+
+    seconds: float = 0.0
+
+
+class EmulatorDevice(Device):
+    """A gfx950 GPU emulated on the CPU.
+
+    seed: None: all waves advance together; an int: waves of a workgroup run one after another between barriers, in an order drawn from it.
+    progress: called as progress(done, total) during launches, None for silence; may be set at any time. reports: of the last launches, the
+    latest last. memory: the emulator's.
+    """
+
+    kind: Literal["hip", "emulator"] = "emulator"
+
+    def __init__(self, *, seed: int | None = None):
+        super().__init__(arch=ARCH, name=f"{ARCH} emulator", num_compute_units=NUM_COMPUTE_UNITS, max_lds_bytes=MAX_LDS_BYTES)
+        self.seed = seed
+        self.progress: Callable[[int, int], None] | None = None
+        self.reports: deque[LaunchReport] = deque(maxlen=NUM_REPORTS)
+        self.memory = Memory()
+
+    def _allocate(self, nbytes: int, name: str = "") -> int:
+        try:
+            return self.memory.allocate(nbytes, name)
+        except MemoryError as error:
+            raise DeviceError(f"allocate({nbytes}): {error}") from None
+
+    def _free(self, address: int) -> None:
+        self.memory.free(address)
+
+    def _upload(self, address: int, array: NDArray[Any], stream: None) -> None:
+        self.memory.bytes_at(address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+
+    def _download(self, array: NDArray[Any], address: int, stream: None) -> None:
+        array.reshape(-1).view(np.uint8)[:] = self.memory.bytes_at(address, array.nbytes)
+
+    def _fill(self, address: int, byte: int, nbytes: int, stream: None) -> None:
+        self.memory.bytes_at(address, nbytes)[:] = byte
+
+    def _load(self, code_object: CodeObject) -> _Image:
+        end = max(segment.vaddr + segment.memsz for segment in code_object.segments)
+        base = self._allocate(end, "code object")
+        for segment in code_object.segments:
+            loaded = self.memory.bytes_at(base + segment.vaddr, segment.memsz)
+            loaded[: len(segment.data)] = np.frombuffer(segment.data, np.uint8)
+            loaded[len(segment.data) :] = 0
+        for vaddr, addend in code_object.relocations:
+            self.memory.bytes_at(base + vaddr, 8).view(np.uint64)[0] = base + addend
+        return _Image(base, {name: (info, Descriptor.parse(info.descriptor)) for name, info in code_object.kernels.items()})
+
+    def _unload(self, module: _Image) -> None:
+        self.memory.free(module.base)
+
+    def _function(self, module: _Image, name: str) -> _Function:
+        return _Function(module, *module.kernels[name])
+
+    def _launch(
+        self, function: _Function, grid: tuple[int, int, int], block_size: int, dynamic_lds_bytes: int, stream: None, arguments: ctypes.Structure
+    ) -> None:
+        kernarg = np.frombuffer(arguments, np.uint8)
+        # A kernel without parameters still gets a pointer, and may load nothing through it.
+        address = self._allocate(kernarg.nbytes, "kernarg")
+        try:
+            self.memory.bytes_at(address, kernarg.nbytes)[:] = kernarg
+            dispatch = Dispatch(
+                kernel=function.info.name,
+                entry=function.image.base + function.info.entry,
+                image_base=function.image.base,
+                descriptor=function.descriptor,
+                grid=grid,
+                block=(block_size, 1, 1),
+                kernarg=address,
+                dynamic_lds_bytes=dynamic_lds_bytes,
+            )
+            self.reports.append(run(dispatch, self.memory, seed=self.seed, progress=self.progress))
+        finally:
+            self.memory.free(address)
+
+    def _create_stream(self) -> object:
+        return object()
+
+    def _destroy_stream(self, stream: object) -> None:
+        pass
+
+    def _synchronize_stream(self, stream: object) -> None:
+        pass
+
+    def _create_event(self) -> _Mark:
+        return _Mark()
+
+    def _destroy_event(self, event: _Mark) -> None:
+        pass
+
+    def _record_event(self, event: _Mark, stream: object) -> None:
+        event.seconds = time.perf_counter()
+
+    def _wait_event(self, stream: object, event: _Mark) -> None:
+        pass
+
+    def _synchronize_event(self, event: _Mark) -> None:
+        pass
+
+    def _elapsed_ms(self, start: _Mark, end: _Mark) -> float:
+        return (end.seconds - start.seconds) * 1e3
+
+    def _synchronize(self) -> None:
+        pass
+
+    def _close(self) -> None:
+        self.memory.close()

@@ -1,0 +1,199 @@
+"""The Device protocol over hip-python: the only module that imports it, and only when a GPU is opened.
+
+hip-python reports errors in its results and never raises for them; it finds the HIP runtime at its first call. Releases from 6.2 on serve:
+where they differ (how device properties are returned, text as str or bytes), what a call returns is looked at, not the version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from .code_object import CodeObject
+from .device import Device
+from .errors import DeviceError
+
+# Pinned bytes that a stream's queued uploads may hold before an upload waits for the stream and takes them back.
+STAGING_LIMIT = 64 << 20
+
+
+@dataclass
+class _Stream:
+    """A HIP stream and the pinned blocks (address, bytes) that its queued copies read; they are free for others once it was waited for."""
+
+    handle: Any
+    staging: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def staging_bytes(self) -> int:
+        return sum(nbytes for _, nbytes in self.staging)
+
+
+class HipDevice(Device):
+    """The first AMD GPU that HIP shows (HIP_VISIBLE_DEVICES chooses). DeviceError, saying what to install, if there is none."""
+
+    kind: Literal["hip", "emulator"] = "hip"
+
+    def __init__(self) -> None:
+        (count,) = self._call("hipGetDeviceCount")
+        if count < 1:
+            raise DeviceError("hipGetDeviceCount: HIP finds no GPU")
+        properties = self._properties()
+        attribute = self._hip.hipDeviceAttribute_t
+        super().__init__(
+            arch=_text(properties.gcnArchName).split(":")[0],  # "gfx950:sramecc+:xnack-": the features do not matter to our code objects
+            name=_text(properties.name) or "AMD GPU",
+            num_compute_units=self._call("hipDeviceGetAttribute", attribute.hipDeviceAttributeMultiprocessorCount, 0)[0],
+            max_lds_bytes=self._call("hipDeviceGetAttribute", attribute.hipDeviceAttributeMaxSharedMemoryPerBlock, 0)[0],
+        )
+        self._free_staging: list[tuple[int, int]] = []
+        self._streams: list[_Stream] = []
+
+    @cached_property
+    def _hip(self) -> Any:
+        try:
+            from hip import hip
+        except ImportError as error:
+            raise DeviceError(f"hip-python cannot be imported ({error}): pip install hip-python") from None
+        return hip
+
+    def _call(self, name: str, *args: Any) -> tuple[Any, ...]:
+        """What the HIP function returns after its error code. DeviceError, with the function's name and HIP's text, if it is not success."""
+        try:
+            error, *results = getattr(self._hip, name)(*args)
+        except RuntimeError as loading:
+            # Raised by hip-python alone, when it cannot load the runtime or this function of it.
+            raise DeviceError(
+                f"{name}: the HIP runtime cannot be used ({loading}): install ROCm 6.2 or later (the library libamdhip64.so), "
+                "or run on the emulator: open_device('emulator')"
+            ) from None
+        if error != self._hip.hipError_t.hipSuccess:
+            text = _text(self._hip.hipGetErrorString(error)[1])
+            raise DeviceError(f"{name}: {error.name} ({int(error)}): {text}")
+        return tuple(results)
+
+    def _properties(self) -> Any:
+        try:
+            return self._call("hipGetDeviceProperties", 0)[0]
+        except TypeError:  # releases up to 6.4 fill a structure that the caller brings
+            properties = self._hip.hipDeviceProp_t()
+            self._call("hipGetDeviceProperties", properties, 0)
+            return properties
+
+    def _allocate(self, nbytes: int) -> int:
+        return int(self._call("hipMalloc", nbytes)[0])
+
+    def _free(self, address: int) -> None:
+        self._call("hipFree", address)
+
+    def _upload(self, address: int, array: NDArray[Any], stream: _Stream | None) -> None:
+        source, nbytes = array.ctypes.data, array.nbytes
+        to_device = self._hip.hipMemcpyKind.hipMemcpyHostToDevice
+        if stream is None:
+            self._call("hipMemcpy", address, source, nbytes, to_device)
+            return
+        # From pageable memory HIP would wait for the stream; a pinned block is queued, and the caller keeps his array.
+        if stream.staging_bytes + nbytes > STAGING_LIMIT:
+            self._synchronize_stream(stream)
+        block = self._take_staging(nbytes)
+        stream.staging.append(block)
+        ctypes.memmove(block[0], source, nbytes)
+        self._call("hipMemcpyAsync", address, block[0], nbytes, to_device, stream.handle)
+
+    def _download(self, array: NDArray[Any], address: int, stream: _Stream | None) -> None:
+        to_host = self._hip.hipMemcpyKind.hipMemcpyDeviceToHost
+        if stream is None:
+            self._synchronize()
+            self._call("hipMemcpy", array.ctypes.data, address, array.nbytes, to_host)
+        else:
+            self._call("hipMemcpyAsync", array.ctypes.data, address, array.nbytes, to_host, stream.handle)
+            self._synchronize_stream(stream)
+
+    def _fill(self, address: int, byte: int, nbytes: int, stream: _Stream | None) -> None:
+        self._call("hipMemsetAsync", address, byte, nbytes, _handle(stream))
+
+    def _load(self, code_object: CodeObject) -> Any:
+        return self._call("hipModuleLoadData", code_object.image)[0]
+
+    def _unload(self, module: Any) -> None:
+        self._call("hipModuleUnload", module)
+
+    def _function(self, module: Any, name: str) -> Any:
+        return self._call("hipModuleGetFunction", module, name.encode())[0]
+
+    def _launch(
+        self, function: Any, grid: tuple[int, int, int], block_size: int, dynamic_lds_bytes: int, stream: _Stream | None, arguments: ctypes.Structure
+    ) -> None:
+        # As the only entry of `extra`, hip-python passes the structure's bytes as they are; its packing of separate values cannot be relied on.
+        self._call("hipModuleLaunchKernel", function, *grid, block_size, 1, 1, dynamic_lds_bytes, _handle(stream), None, (arguments,))
+
+    def _create_stream(self) -> _Stream:
+        # A stream that is ordered with the default stream, as `device` promises.
+        stream = _Stream(self._call("hipStreamCreateWithFlags", self._hip.hipStreamDefault)[0])
+        self._streams.append(stream)
+        return stream
+
+    def _destroy_stream(self, stream: _Stream) -> None:
+        self._synchronize_stream(stream)
+        self._streams.remove(stream)
+        self._call("hipStreamDestroy", stream.handle)
+
+    def _synchronize_stream(self, stream: _Stream) -> None:
+        self._call("hipStreamSynchronize", stream.handle)
+        self._reclaim(stream)
+
+    def _create_event(self) -> Any:
+        return self._call("hipEventCreate")[0]
+
+    def _destroy_event(self, event: Any) -> None:
+        self._call("hipEventDestroy", event)
+
+    def _record_event(self, event: Any, stream: _Stream | None) -> None:
+        self._call("hipEventRecord", event, _handle(stream))
+
+    def _wait_event(self, stream: _Stream, event: Any) -> None:
+        self._call("hipStreamWaitEvent", stream.handle, event, 0)
+
+    def _synchronize_event(self, event: Any) -> None:
+        self._call("hipEventSynchronize", event)
+
+    def _elapsed_ms(self, start: Any, end: Any) -> float:
+        return float(self._call("hipEventElapsedTime", start, end)[0])
+
+    def _synchronize(self) -> None:
+        self._call("hipDeviceSynchronize")
+        for stream in self._streams:
+            self._reclaim(stream)
+
+    def _close(self) -> None:
+        for address, _ in self._free_staging:
+            self._call("hipHostFree", address)
+        self._free_staging.clear()
+
+    def _take_staging(self, nbytes: int) -> tuple[int, int]:
+        """A pinned block of at least `nbytes`: the smallest free one that fits without wasting more than half, or a new one."""
+        fitting = [block for block in self._free_staging if nbytes <= block[1] <= 2 * nbytes]
+        if fitting:
+            block = min(fitting, key=lambda block: block[1])
+            self._free_staging.remove(block)
+            return block
+        return int(self._call("hipHostMalloc", nbytes, self._hip.hipHostMallocDefault)[0]), nbytes
+
+    def _reclaim(self, stream: _Stream) -> None:
+        self._free_staging += stream.staging
+        stream.staging.clear()
+
+
+def _handle(stream: _Stream | None) -> Any:
+    return None if stream is None else stream.handle
+
+
+def _text(value: Any) -> str:
+    """HIP's text as hip-python gives it: str, bytes, or an object over a C string, by release."""
+    if isinstance(value, str):
+        return value
+    return bytes(value).split(b"\0")[0].decode(errors="replace") if isinstance(value, bytes) else str(value)
