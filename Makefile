@@ -2,15 +2,14 @@
 # Needs python3 (3.10 or newer, with venv) and make. Everything else is installed into .venv.
 
 PYTHON ?= python3
-VENV   ?= .venv
 ARCHES ?= gfx950
 # The batch that `make demo` decodes. If none is named and this one is not there, the demo makes its own.
 ifeq ($(origin BATCH),undefined)
 BATCH  := $(wildcard ../shared/data/minilm_mla_layer5.npz)
 endif
 
-PY      := $(VENV)/bin/python
-STAMP   := $(VENV)/installed
+PY      := .venv/bin/python
+STAMP   := .venv/installed
 KERNELS := $(wildcard src/hip/*.hip)
 OBJECTS := $(foreach arch,$(ARCHES),$(KERNELS:src/hip/%.hip=mla_rt/code_objects/$(arch)/%.co))
 # Left over from kernels that are gone: the wheel would carry them.
@@ -30,12 +29,13 @@ $(foreach arch,$(ARCHES),$(eval $(call code_objects_of,$(arch))))
 remove-stale:
 	rm -f $(STALE)
 
+# --clear: neither what an older pyproject.toml asked for nor the links of another Python may linger.
 $(STAMP): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: no '$(PYTHON)' found: install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and "make: Python 3.10 or newer is needed, $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % v[:2])'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: $(PYTHON) has no venv module (Debian, Ubuntu: apt install python3-venv), or name another: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@echo "Installing Python packages into $(VENV) (about 150 MB to download, once)"
-	@$(PYTHON) -m venv $(VENV)
+	@echo "Installing Python packages into .venv (about 150 MB to download, once)"
+	@$(PYTHON) -m venv --clear .venv
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
@@ -54,6 +54,7 @@ wheel: all
 	@rm -rf build dist
 	SOURCE_DATE_EPOCH=315532800 $(PY) -m build --wheel --no-isolation
 
+# Keeps .venv, which is a download.
 clean:
-	rm -rf $(VENV) build dist mla_rt/code_objects mla_rt.egg-info
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf build dist mla_rt/code_objects mla_rt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find mla_rt tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

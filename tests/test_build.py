@@ -13,8 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import build_kernels
 import pytest
+
+import build_kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = """\
