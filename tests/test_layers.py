@@ -27,7 +27,7 @@ LAYERS = {
     "device": {"errors", "code_object", "hip_device", "emulator_device"},
     "hip_device": {"errors", "code_object", "device"},
     "emulator_device": {"errors", "code_object", "device", "emulator"},
-    "batch": {"errors", "formats"},
+    "batch": {"errors", "elements", "formats"},
     "decode": {"errors", "formats", "plan", "batch", "merge", "code_object", "device"},
 }
 # The command line stands on all of these, but reaches a backend through device.py only; nothing below knows of it.
