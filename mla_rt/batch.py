@@ -12,7 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .formats import FP8, MX_BLOCK, MXFP4
+from .elements import MX_BLOCK
+from .formats import FP8, MXFP4
 
 KV_LORA_RANK = 512
 QK_ROPE_HEAD_DIM = 64

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -14,8 +15,6 @@ from .device import Buffer, Device, open_device
 from .errors import UnsupportedArch
 from .plan import make_work_list
 
-# Compute units that an unsplit plan is spread over. MI350X and MI355X have the same number.
-NUM_CUS = {"gfx950": 256}
 # The cache formats that each architecture's matrix instructions read. fnuz is the FP8 of gfx942: gfx950 reads the same bytes as other numbers.
 KV_FORMATS = {"gfx950": ("bf16", "fp8_e4m3fn", "mxfp4")}
 
@@ -34,7 +33,7 @@ def decode(
     kv_lens: Any = None,
     causal: bool = True,
     num_splits: int | None = None,
-    device: str | Device = "auto",
+    device: Literal["auto", "hip", "emulator"] | Device = "auto",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Absorbed MLA decode of a ragged batch over a (paged, quantized) cache.
 
@@ -75,10 +74,10 @@ def decode(
         causal=causal,
         num_splits=num_splits,
     )
-    if isinstance(device, str):
-        with open_device(device) as opened:
-            return decode_batch(batch, opened)
-    return decode_batch(batch, device)
+    if isinstance(device, Device):
+        return decode_batch(batch, device)
+    with open_device(device) as opened:
+        return decode_batch(batch, opened)
 
 
 def kernel_name(kv_format: str, arch: str) -> str:
@@ -91,53 +90,40 @@ def kernel_name(kv_format: str, arch: str) -> str:
 
 
 def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
-    """`decode` of a checked batch on an open device. All device memory is given back, whether it succeeds or raises."""
+    """`decode` of a checked batch on an open device. What it takes of the device is given back, whether it succeeds or raises."""
     name = kernel_name(batch.cache.kv_format, device.arch)
     total_q, num_heads = batch.q.shape[:2]
-    module = device.load(code_object_path("mla_decode", device.arch))
-    constants = module.constants
-    work_list = make_work_list(
-        batch.qo_indptr,
-        batch.kv_lens,
-        num_heads=num_heads,
-        num_splits=batch.num_splits,
-        num_cus=NUM_CUS[device.arch],
-        rows_per_tile=constants["ROWS_PER_TILE"],
-        tokens_per_tile=constants["TOKENS_PER_TILE"],
-    )
-    if len(work_list.work) == 0:  # no query tokens; a grid of no workgroups is an error in HIP
-        return np.empty((total_q, num_heads, KV_LORA_RANK), ml_dtypes.bfloat16), np.empty((total_q, num_heads), np.float32)
+    with ExitStack() as resources:
+        module = resources.enter_context(device.load(code_object_path("mla_decode", device.arch)))
+        rows_per_tile = module.constants["ROWS_PER_TILE"]
+        work_list = make_work_list(
+            batch.qo_indptr,
+            batch.kv_lens,
+            num_heads=num_heads,
+            num_splits=batch.num_splits,
+            num_cus=device.num_compute_units,
+            rows_per_tile=rows_per_tile,
+            tokens_per_tile=module.constants["TOKENS_PER_TILE"],
+        )
+        if len(work_list.work) == 0:  # no query tokens; a grid of no workgroups is an error in HIP
+            return np.empty((total_q, num_heads, KV_LORA_RANK), ml_dtypes.bfloat16), np.empty((total_q, num_heads), np.float32)
 
-    with ExitStack() as buffers:
+        def allocate(*shape: int, itemsize: int) -> Buffer:
+            return resources.enter_context(device.allocate(math.prod(shape) * itemsize))
 
-        def allocate(*shape: int, dtype: Any) -> Buffer | None:
-            """None, which a kernel sees as null, for an array without elements."""
-            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            if nbytes == 0:
-                return None
-            buffer = device.allocate(nbytes)
-            buffers.callback(buffer.free)
-            return buffer
+        def upload(array: np.ndarray) -> Buffer:
+            return resources.enter_context(device.to_device(array))
 
-        def upload(array: np.ndarray | None) -> Buffer | None:
-            if array is None:
-                return None
-            buffer = allocate(*array.shape, dtype=array.dtype)
-            if buffer is not None:
-                buffer.upload(array)
-            return buffer
-
-        out = allocate(total_q, num_heads, KV_LORA_RANK, dtype=np.uint16)
-        lse = allocate(total_q, num_heads, dtype=np.float32)
-        assert out is not None and lse is not None
-        partial_out = allocate(work_list.num_partials, constants["ROWS_PER_TILE"], KV_LORA_RANK, dtype=np.float32)
-        partial_lse = allocate(work_list.num_partials, constants["ROWS_PER_TILE"], dtype=np.float32)
+        out = allocate(total_q, num_heads, KV_LORA_RANK, itemsize=2)
+        lse = allocate(total_q, num_heads, itemsize=4)
+        partial_out = allocate(work_list.num_partials, rows_per_tile, KV_LORA_RANK, itemsize=4)
+        partial_lse = allocate(work_list.num_partials, rows_per_tile, itemsize=4)
         device.launch(
             module.kernel(name),
             len(work_list.work),
-            q=upload(batch.q.view(np.uint16)),
+            q=upload(batch.q),
             kv=upload(batch.cache.rows),
-            kv_scales=upload(batch.cache.scales),
+            kv_scales=None if batch.cache.scales is None else upload(batch.cache.scales),
             qo_indptr=upload(batch.qo_indptr),
             kv_indptr=upload(batch.kv_indptr),
             kv_indices=upload(batch.kv_indices),
@@ -154,7 +140,7 @@ def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
             kv_scale=batch.cache.kv_scale,
         )
         if len(work_list.merge):
-            combine = device.load(code_object_path("mla_combine", device.arch))
+            combine = resources.enter_context(device.load(code_object_path("mla_combine", device.arch)))
             device.launch(
                 combine.kernel("mla_combine"),
                 (len(work_list.merge), combine.constants["ROWS_PER_TILE"]),  # a workgroup a row
@@ -164,6 +150,5 @@ def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
                 out=out,
                 lse=lse,
             )
-        device.synchronize()
-        out_bits = out.download((total_q, num_heads, KV_LORA_RANK), np.uint16)
+        out_bits = out.download((total_q, num_heads, KV_LORA_RANK), np.uint16)  # waits for the launches
         return out_bits.view(ml_dtypes.bfloat16), lse.download((total_q, num_heads), np.float32)

@@ -28,7 +28,8 @@ def merge(outs: Sequence[Any] | np.ndarray, lses: Sequence[Any] | np.ndarray) ->
     for name, arrays in (("outs", parts), ("lses", weights_log)):
         for array in arrays:
             if array.dtype not in _FLOATS or array.dtype != arrays[0].dtype:
-                raise TypeError(f"{name} have dtypes {sorted({str(a.dtype) for a in arrays})}; one of {', '.join(map(str, _FLOATS))} for all is needed")
+                found, known = sorted({str(a.dtype) for a in arrays}), ", ".join(map(str, _FLOATS))
+                raise TypeError(f"{name} have dtypes {', '.join(found)}; one of {known} for all is needed")
             if array.shape != arrays[0].shape:
                 raise ValueError(f"{name} have shapes {arrays[0].shape} and {array.shape}; all parts must agree")
     if parts[0].shape[:-1] != weights_log[0].shape:

@@ -1,0 +1,207 @@
+"""The command `mla-rt`.
+
+Exit codes: 0 done; 1 the result breaks its promise, or the emulator found a fault in a kernel; 2 the command or its input is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import batch_file
+from .batch import make_batch
+from .check import check
+from .code_object import CODE_OBJECTS, CodeObject
+from .decode import decode_batch, kernel_name
+from .demo import LEGEND, PROMISE, TABLE_HEAD, complaints, demo, describe, describe_device, table_row
+from .device import Device, open_device
+from .errors import DeviceError, KernelFault, UnsupportedArch
+from .occupancy import occupancy
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments (None: those of the process). Returns the exit code; argparse itself exits with 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except KernelFault as fault:
+        print(f"mla-rt: kernel fault: {fault}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError, TypeError, DeviceError, UnsupportedArch) as error:
+        print(f"mla-rt: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mla-rt", description="MLA decode on AMD GPUs, or on the emulator of one, from numpy arrays.")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    arrays = (
+        "A batch is an npz file with the arguments of mla_rt.decode under their names: q, kv and sm_scale; qo_indptr, kv_indptr, kv_indices, "
+        "kv_last_page_len, page_size or block_table, kv_lens; causal. uint16 arrays are bfloat16 bits."
+    )
+
+    def command(name: str, run: Any, text: str, epilog: str | None = None) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, epilog=epilog)
+        sub.set_defaults(command=run)
+        return sub
+
+    def on_device(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--device", choices=("auto", "hip", "emulator"), default="auto", help="where to run (default: a GPU if there is one)")
+        sub.add_argument("--splits", type=int, metavar="N", help="parts that each request's tokens are cut into (default: as the device is filled)")
+
+    sub = command("decode", _decode, "Decode a batch.", arrays)
+    sub.add_argument("batch", type=Path, help="npz file")
+    cache = sub.add_mutually_exclusive_group()
+    cache.add_argument("--kv-format", choices=batch_file.CACHE_FORMATS, default="bf16", help="how the cache is stored for decoding (default: bf16)")
+    cache.add_argument("--kv", type=Path, metavar="kv.npz", help="decode this cache, which `quantize` wrote, in place of the kv of the batch")
+    sub.add_argument("--check", action="store_true", help="compare with float64; exit code 1 if the promised accuracy is missed")
+    sub.add_argument("-o", "--output", type=Path, metavar="out.npz", help="write out (bfloat16 bits as uint16) and lse (float32)")
+    on_device(sub)
+    _add_quantizer_options(sub)
+
+    sub = command("demo", _demo, "Decode a batch in all three cache formats, compare with float64, and say how exact it was.", arrays)
+    sub.add_argument("batch", type=Path, nargs="?", help="npz file (default: a small batch is made)")
+    on_device(sub)
+
+    sub = command("quantize", _quantize, "Quantize an array, block-wise (mxfp4) or with one scale (fp8).")
+    sub.add_argument("input", type=Path, help="npy file: floats [.., width], or bfloat16 bits as uint16")
+    sub.add_argument("--to", choices=batch_file.CACHE_FORMATS[1:], required=True, help="the format")
+    sub.add_argument("-o", "--output", type=Path, metavar="kv.npz", required=True)
+    _add_quantizer_options(sub)
+
+    sub = command("dequantize", _dequantize, "Write what `quantize` wrote as float32 again.")
+    sub.add_argument("input", type=Path, help="npz file")
+    sub.add_argument("-o", "--output", type=Path, metavar="out.npy", required=True)
+
+    command("info", _info, "Show the devices, the code objects, and what their kernels take of a compute unit.")
+    return parser
+
+
+def _add_quantizer_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--scale-rule", choices=("floor", "ceil", "even"), help="how mxfp4 chooses a block's scale (default: even)")
+    sub.add_argument("--scale", type=float, metavar="S", help="fp8: the multiplier that dequantizes (default: from the largest value)")
+
+
+def _stored(options: argparse.Namespace, array: np.ndarray, kv_format: str) -> Any:
+    """The array in the format; options of another format are refused, not ignored."""
+    if options.scale_rule is not None and kv_format != "mxfp4":
+        raise ValueError(f"--scale-rule is for mxfp4, not for {kv_format}")
+    if options.scale is not None and not kv_format.startswith("fp8"):
+        raise ValueError(f"--scale is for fp8, not for {kv_format}")
+    return batch_file.quantize(array, kv_format, scale_rule=options.scale_rule or "even", scale=options.scale)
+
+
+def _decode(options: argparse.Namespace) -> int:
+    arguments = batch_file.load_batch(options.batch)
+    original = arguments["kv"]
+    stored = batch_file.load_record(options.kv) if options.kv is not None else _stored(options, original, options.kv_format)
+    batch = make_batch(**{**arguments, "kv": stored, "num_splits": options.splits})
+    with _opened(options.device) as device:
+        kernel = kernel_name(batch.cache.kv_format, device.arch)
+        print(f"batch   {options.batch.name}: {describe(batch)}")
+        print(f"device  {describe_device(device)}", flush=True)
+        begin = time.perf_counter()
+        out, lse = decode_batch(batch, device)
+        seconds = time.perf_counter() - begin
+    if options.output is not None:
+        with options.output.open("wb") as file:  # a file, not its name: numpy would append .npz to it
+            np.savez(file, out=out.view(np.uint16), lse=lse)
+    print(f"done    {kernel}, {batch.cache.nbytes:,} bytes of cache, {seconds:.2f} s{f', written to {options.output}' if options.output else ''}")
+    if not options.check:
+        return 0
+    result = check(batch, stored, original, out, lse)
+    print(f"\n{TABLE_HEAD}\n{table_row(batch, result, kernel, seconds)}\n\n{LEGEND}\n")
+    broken = complaints(result)
+    print(*(broken or [f"kept: {PROMISE}"]), sep="\n")
+    return 1 if broken else 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    arguments = batch_file.made_batch() if options.batch is None else batch_file.load_batch(options.batch)
+    source = "made here" if options.batch is None else options.batch.name
+    with _opened(options.device) as device:
+        return 0 if demo({**arguments, "num_splits": options.splits}, source, device) else 1
+
+
+def _quantize(options: argparse.Namespace) -> int:
+    array = batch_file.load_array(options.input)
+    record = _stored(options, array, options.to)
+    record.save(options.output)
+    print(f"{options.output}: {options.to} {array.shape}, {record.nbytes:,} bytes")
+    return 0
+
+
+def _dequantize(options: argparse.Namespace) -> int:
+    values = batch_file.load_record(options.input).dequantize()
+    with options.output.open("wb") as file:
+        np.save(file, values)
+    print(f"{options.output}: float32 {values.shape}")
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    print("devices")
+    for kind in ("hip", "emulator"):
+        try:
+            with open_device(kind) as device:
+                print(f"  {kind:<9} {device.name}, {device.arch}, {device.num_compute_units} compute units")
+        except (DeviceError, UnsupportedArch) as error:
+            print(f"  {kind:<9} not usable: {error}")
+    with open_device("auto") as device:
+        print(f"  auto      takes {device.reason}")
+    print("\ncode objects")
+    paths = sorted(CODE_OBJECTS.glob("*/*.co"))
+    if not paths:
+        print("  none: run `make all`")
+        return 0
+    row = "    {:<24} {:>6} {:>6} {:>6} {:>9} {:>8} {:>6} {:>11} {:>14}  {}"
+    for path in paths:
+        code_object = CodeObject.load(path)
+        print(f"  {path.parent.name}/{path.name}, {len(code_object.image):,} bytes")
+        print(row.format("kernel", "VGPRs", "AGPRs", "SGPRs", "LDS", "scratch", "block", "waves/SIMD", "workgroups/CU", "limited by"))
+        for info in code_object.kernels.values():
+            fit = occupancy(num_vgprs=info.num_vgprs, lds_bytes=info.lds_bytes, block_size=info.block_size, wavefront_size=info.wavefront_size)
+            numbers = (info.num_vgprs - info.num_agprs, info.num_agprs, info.num_sgprs, info.lds_bytes, info.scratch_bytes, info.block_size)
+            print(row.format(info.name, *numbers, f"{fit.waves_per_simd:g}", fit.workgroups_per_cu, fit.limited_by))
+    return 0
+
+
+@contextmanager
+def _opened(kind: Any) -> Iterator[Device]:
+    """The device, which shows the progress of long launches where somebody looks: on a terminal."""
+    with open_device(kind) as device:
+        if hasattr(device, "progress") and sys.stderr.isatty():
+            progress = _Progress()
+            device.progress = progress
+            try:
+                yield device
+            finally:
+                progress.clear()
+        else:
+            yield device
+
+
+class _Progress:
+    """One line on the terminal that is overwritten, and gone at the end of each launch."""
+
+    def __init__(self) -> None:
+        self.begin = self.shown = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done >= total:
+            self.clear()
+            self.begin = now
+        elif now - self.shown > 0.2:
+            self.shown = now
+            print(f"\r\x1b[K  emulating: {done} of {total} waves done, {now - self.begin:.0f} s", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
