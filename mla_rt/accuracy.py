@@ -32,11 +32,16 @@ def row_errors(result: np.ndarray, exact: np.ndarray) -> np.ndarray:
     finite = np.isfinite(result) & np.isfinite(exact)
     value = np.where(finite, exact, 0.0)
     error = np.where(finite, result, 0.0) - value
-    # Scaled by the largest value first: the squares of small results would underflow.
-    largest = np.maximum(np.abs(value).max(axis=-1, initial=0.0), np.finfo(np.float64).tiny)[..., None]
-    rms_value, rms_error = (np.sqrt(np.mean((x / largest) ** 2, axis=-1)) for x in (value, error))
-    relative = np.where(rms_value > 0, rms_error / np.where(rms_value > 0, rms_value, 1.0), np.where(error.any(axis=-1), np.inf, 0.0))
+    rms_value, rms_error = _rms(value), _rms(error)
+    relative = np.where(rms_value > 0, rms_error / np.where(rms_value > 0, rms_value, 1.0), np.where(rms_error > 0, np.inf, 0.0))
     return np.where(misplaced, np.inf, relative)
+
+
+def _rms(values: np.ndarray) -> np.ndarray:
+    """Over the last axis. The largest value is taken out first: squares of small or large numbers would leave the range."""
+    largest = np.abs(values).max(axis=-1, initial=0.0)
+    scaled = values / np.where(largest > 0, largest, 1.0)[..., None]
+    return largest * np.sqrt(np.mean(scaled**2, axis=-1))
 
 
 def lse_errors(lse: np.ndarray, exact: np.ndarray) -> np.ndarray:
