@@ -55,12 +55,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new venv with the wheel, and links to the runtime dependencies so that nothing is downloaded. It has no compiler and no test tool."""
     venv = tmp_path_factory.mktemp("installed") / "venv"
-    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv.parent)
+    run(sys.executable, "-m", "venv", venv, cwd=venv.parent)
     python = venv / "bin" / "python"
     site_packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=venv.parent).strip())
-    run(sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=venv.parent)
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=venv.parent)
     metadata = next(site_packages.glob("mla_rt-*.dist-info")) / "METADATA"
-    needed = re.findall(r"^Requires-Dist: ([\w.-]+)[^;]*$", metadata.read_text(), re.MULTILINE)
+    needed = re.findall(r"^Requires-Dist: ([\w.-]+)[^;\n]*$", metadata.read_text(), re.MULTILINE)
     assert sorted(needed) == ["hip-python", "ml_dtypes", "numpy"]
     for distribution in {d.name: d for name in needed for d in runtime_distributions(name)}.values():
         for entry in {file.parts[0] for file in distribution.files or [] if file.parts[0] != ".."}:
