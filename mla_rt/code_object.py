@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from . import msgpack
 from .elf import PT_LOAD, Elf
 
+Value = TypeVar("Value")
 NT_AMDGPU_METADATA = 32
 DESCRIPTOR_BYTES = 64
 ENTRY_OFFSET = 16  # of the signed 64-bit distance from a descriptor to its kernel's first instruction
@@ -35,9 +36,8 @@ def code_object_path(stem: str, arch: str) -> Path:
     """Where the code object of `src/hip/<stem>.hip` for `arch` lies. FileNotFoundError if it was not built."""
     path = CODE_OBJECTS / arch / f"{stem}.co"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"no code object {stem}.co for {arch} (there are some for: {', '.join(packaged_archs()) or 'nothing'}): run `make all`"
-        )
+        there = ", ".join(packaged_archs()) or "no architecture"
+        raise FileNotFoundError(f"no code object {stem}.co for {arch} (there are some for {there}): run `make all`")
     return path
 
 
@@ -124,7 +124,7 @@ class CodeObject:
         elf = Elf(image)
         exported = dict(elf.exported_objects())
         kernels = {}
-        for entry in _metadata(elf).get("amdhsa.kernels", []):
+        for entry in _field(_metadata(elf), "amdhsa.kernels", list, []):
             kernel = _kernel_info(elf, entry, exported)
             kernels[kernel.name] = kernel
         constants = {
@@ -170,40 +170,44 @@ def _argument_bytes(info: KernelInfo, arg: Argument, value: Any) -> bytes:
     return value.tobytes()
 
 
-def _metadata(elf: Elf) -> dict[str, Any]:
+def _metadata(elf: Elf) -> Any:
     for owner, kind, content in elf.notes():
         if (owner, kind) == (b"AMDGPU\0", NT_AMDGPU_METADATA):
-            metadata = msgpack.unpack(content)
-            if not isinstance(metadata, dict):
-                raise ValueError("the metadata note is not a map")
-            return metadata
+            return msgpack.unpack(content)
     raise ValueError("no AMDGPU metadata note (a code object of version 3 or later carries one)")
 
 
 def _kernel_info(elf: Elf, entry: Mapping[str, Any], exported: Mapping[str, tuple[int, int]]) -> KernelInfo:
-    try:
-        name, symbol = entry[".name"], entry[".symbol"]
-        if exported.get(symbol, (0, 0))[1] != DESCRIPTOR_BYTES:
-            raise ValueError(f"kernel {name} has no {DESCRIPTOR_BYTES}-byte descriptor {symbol}")
-        vaddr = exported[symbol][0]
-        descriptor = elf.read_virtual(vaddr, DESCRIPTOR_BYTES)
-        return KernelInfo(
-            name=name,
-            # The compiler marks a pointer that it rewrote to the global address space by this suffix; the source's name is what callers use.
-            args=tuple(
-                Argument(arg.get(".name", f"arg{index}").removesuffix(".coerce"), arg[".offset"], arg[".size"], arg[".value_kind"])
-                for index, arg in enumerate(entry.get(".args", []))
-            ),
-            kernarg_bytes=entry[".kernarg_segment_size"],
-            lds_bytes=entry[".group_segment_fixed_size"],
-            scratch_bytes=entry[".private_segment_fixed_size"],
-            num_vgprs=entry[".vgpr_count"],
-            num_agprs=entry.get(".agpr_count", 0),
-            num_sgprs=entry[".sgpr_count"],
-            block_size=entry[".max_flat_workgroup_size"],
-            wavefront_size=entry[".wavefront_size"],
-            descriptor=descriptor,
-            entry=vaddr + struct.unpack_from("<q", descriptor, ENTRY_OFFSET)[0],
-        )
-    except KeyError as error:
-        raise ValueError(f"the metadata note lacks {error}") from None
+    name, symbol = _field(entry, ".name", str), _field(entry, ".symbol", str)
+    vaddr, size = exported.get(symbol, (0, 0))
+    if size != DESCRIPTOR_BYTES:
+        raise ValueError(f"kernel {name} has no {DESCRIPTOR_BYTES}-byte descriptor {symbol}")
+    descriptor = elf.read_virtual(vaddr, DESCRIPTOR_BYTES)
+    return KernelInfo(
+        name=name,
+        args=tuple(_argument(arg, f"arg{index}") for index, arg in enumerate(_field(entry, ".args", list, []))),
+        kernarg_bytes=_field(entry, ".kernarg_segment_size", int),
+        lds_bytes=_field(entry, ".group_segment_fixed_size", int),
+        scratch_bytes=_field(entry, ".private_segment_fixed_size", int),
+        num_vgprs=_field(entry, ".vgpr_count", int),
+        num_agprs=_field(entry, ".agpr_count", int, 0),  # only GPUs that have AGPRs have the field
+        num_sgprs=_field(entry, ".sgpr_count", int),
+        block_size=_field(entry, ".max_flat_workgroup_size", int),
+        wavefront_size=_field(entry, ".wavefront_size", int),
+        descriptor=descriptor,
+        entry=vaddr + struct.unpack_from("<q", descriptor, ENTRY_OFFSET)[0],
+    )
+
+
+def _argument(entry: Mapping[str, Any], default_name: str) -> Argument:
+    # The compiler marks a pointer that it rewrote to the global address space by this suffix; the source's name is what callers use.
+    name = _field(entry, ".name", str, default_name).removesuffix(".coerce")
+    return Argument(name, _field(entry, ".offset", int), _field(entry, ".size", int), _field(entry, ".value_kind", str))
+
+
+def _field(entry: Any, key: str, kind: type[Value], default: Value | None = None) -> Value:
+    """The entry's value, of this type and not negative. ValueError if it is not there and has no default, or is something else."""
+    value = entry.get(key, default) if isinstance(entry, dict) else None
+    if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
+        raise ValueError(f"the metadata note's {key} is {value!r}, not {kind.__name__}")
+    return value

@@ -51,6 +51,8 @@ class Elf:
         self.arch = MACHINES.get(flags & 0xFF, f"an unknown architecture (e_flags {flags:#x})")
         self.programs = []
         for kind, pflags, offset, vaddr, _, filesz, memsz, _ in struct.iter_unpack("<IIQQQQQQ", self.take(phoff, 56 * phnum, "the program headers")):
+            if filesz > memsz and kind == PT_LOAD:
+                raise ValueError(f"the segment at {vaddr:#x} is larger in the file than in memory")
             self.programs.append(Program(kind, pflags, offset, vaddr, filesz, memsz))
         self.sections = []
         for _, kind, _, _, offset, size, link, _, _, _ in struct.iter_unpack("<IIQQQQIIQQ", self.take(shoff, 64 * shnum, "the section headers")):
@@ -74,27 +76,27 @@ class Elf:
         raise ValueError(f"no loaded segment holds address {vaddr:#x}")
 
     def exported_objects(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """(name, (virtual address, bytes)) of each data object in the dynamic symbol table."""
         for section in self.sections:
             if section.kind != SHT_DYNSYM:
                 continue
             if section.link >= len(self.sections):
                 raise ValueError("the symbol table names no string table")
             strings = self.take(self.sections[section.link].offset, self.sections[section.link].size, "the string table")
-            for name, info, _, _, value, size in struct.iter_unpack(
-                "<IBBHQQ", self.take(section.offset, section.size // 24 * 24, "the symbol table")
-            ):
+            symbols = self.take(section.offset, section.size // 24 * 24, "the symbol table")
+            for name, info, _, _, value, size in struct.iter_unpack("<IBBHQQ", symbols):
                 if info & 15 == STT_OBJECT:
                     yield strings[name:].split(b"\0", 1)[0].decode(), (value, size)
 
     def relocations(self) -> Iterator[tuple[int, int]]:
+        """(virtual address of a 64-bit word, addend): the word is to hold the load address plus the addend. ValueError for any other kind."""
         for section in self.sections:
             if section.kind != SHT_RELA:
                 continue
-            for offset, info, addend in struct.iter_unpack("<QQq", self.take(section.offset, section.size // 24 * 24, "the relocations")):
+            entries = self.take(section.offset, section.size // 24 * 24, "the relocations")
+            for offset, info, addend in struct.iter_unpack("<QQq", entries):
                 if info != R_AMDGPU_RELATIVE64:
-                    raise ValueError(
-                        f"relocation of type {info & 0xFFFFFFFF} at {offset:#x}: only R_AMDGPU_RELATIVE64 ({R_AMDGPU_RELATIVE64}) is supported"
-                    )
+                    raise ValueError(f"relocation of type {info & 0xFFFFFFFF} at {offset:#x}: only R_AMDGPU_RELATIVE64 is supported")
                 yield offset, addend
 
     def notes(self) -> Iterator[tuple[bytes, int, bytes]]:

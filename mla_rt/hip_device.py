@@ -71,6 +71,8 @@ class HipDevice(Device):
                 f"{name}: the HIP runtime cannot be used ({loading}): install ROCm 6.2 or later (the library libamdhip64.so), "
                 "or run on the emulator: open_device('emulator')"
             ) from None
+        except ValueError as unknown:  # an error code of a runtime newer than hip-python's list of them
+            raise DeviceError(f"{name}: {unknown}") from None
         if error != self._hip.hipError_t.hipSuccess:
             text = _text(self._hip.hipGetErrorString(error)[1])
             raise DeviceError(f"{name}: {error.name} ({int(error)}): {text}")
@@ -193,7 +195,5 @@ def _handle(stream: _Stream | None) -> Any:
 
 
 def _text(value: Any) -> str:
-    """HIP's text as hip-python gives it: str, bytes, or an object over a C string, by release."""
-    if isinstance(value, str):
-        return value
-    return bytes(value).split(b"\0")[0].decode(errors="replace") if isinstance(value, bytes) else str(value)
+    """HIP's text as hip-python gives it: bytes, or what `str` understands, by release."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -7,6 +7,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from devices import compile_sample, device, emulator_device, hip_device, sample, shim  # noqa: F401 - fixtures for every test
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A failure must be the same failure on the next run and on another machine; emulator runs have no sensible deadline.

@@ -1,0 +1,1 @@
+"""A HIP runtime for tests, over the emulator: see `library`."""
