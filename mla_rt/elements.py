@@ -124,12 +124,10 @@ class E4M3:
         code += np.uint32(0x7FFFF)
         code -= np.uint32(127 - self.bias << 23)
         code >>= 20
-        # Subnormals: adding a power of two whose last place is the subnormal step rounds |value| to whole steps. The larger magnitudes,
-        # whose result is not used, are zeroed so that a NaN raises no floating-point flag.
-        subnormal = magnitude < np.uint32(self.min_normal_exponent + 127 << 23)
+        # Subnormals: adding a power of two whose last place is the subnormal step rounds |value| to whole steps.
         addend = np.float32(2.0 ** (self.min_normal_exponent - 3 + 23))
-        steps = ((magnitude * subnormal).view(np.float32) + addend).view(np.uint32) - addend.view(np.uint32)
-        np.copyto(code, steps, where=subnormal)
+        steps = (magnitude.view(np.float32) + addend).view(np.uint32) - addend.view(np.uint32)
+        np.copyto(code, steps, where=magnitude < np.uint32(self.min_normal_exponent + 127 << 23))
         np.minimum(code, np.uint32(self.max_code), out=code)
         sign = values.view(np.uint32) >> 24 & 0x80
         if not self.has_negative_zero:

@@ -1,6 +1,7 @@
 """FP8: the tensor's scale, special values, layouts, error bounds. Codes and ties are in test_formats_elements.py."""
 
 import time
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -259,7 +260,7 @@ def test_what_came_from_fp8_goes_back_unchanged(dtype, codes, scale):
     np.testing.assert_array_equal(quantize_fp8(record.dequantize(), dtype, scale).codes, codes)
 
 
-# ---- speed ----
+# ---- speed and memory ----
 
 
 @dtypes
@@ -271,3 +272,19 @@ def test_speed_of_16_million_elements(dtype):
         quantize_fp8(x, dtype)
         seconds.append(time.process_time() - start)
     assert min(seconds) < 2.0, seconds
+
+
+@dtypes
+def test_temporaries_stay_small(dtype):
+    x = np.random.default_rng(7).standard_normal((1 << 13, 512), np.float32)
+    tracemalloc.start()
+    try:
+        quantized = quantize_fp8(x, dtype)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        quantized.dequantize()
+        _, peak_dequantize = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert x.size <= peak < x.size + (4 << 20)
+    assert peak_dequantize < x.size + x.nbytes + (4 << 20)

@@ -411,5 +411,5 @@ def test_temporaries_stay_small():
         _, peak_dequantize = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert quantized.nbytes <= peak < quantized.nbytes + (8 << 20)
-    assert peak_dequantize < quantized.nbytes + x.nbytes + (8 << 20)
+    assert quantized.nbytes <= peak < quantized.nbytes + (4 << 20)
+    assert peak_dequantize < quantized.nbytes + x.nbytes + (4 << 20)
