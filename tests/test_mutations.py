@@ -77,6 +77,12 @@ def test_a_missing_part_is_noticed(mutation, tmp_path, monkeypatch):
         assert not unnoticed, f"without the {mutation.what}, {kv_format} passes all checks"
 
 
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8_e4m3fn", "mxfp4"])
+def test_the_kernels_as_they_are_pass(kv_format):
+    for case in (RAGGED, SPLIT, FULL):
+        assert not is_noticed(case.but(kv_format=kv_format), (None, 0, 1))
+
+
 def is_noticed(case: Case, seeds: tuple[int | None, ...]) -> bool:
     made = make(case)
     for seed in seeds:
