@@ -39,7 +39,8 @@ def assert_decoded(out, lse, exact_out, exact_lse, *, factor=1.0):
         if beyond.any():
             worst = np.unravel_index(np.argmax(np.where(beyond, error / limit, 0.0)), error.shape)
             place = "query token {}, head {}".format(*worst)
-            raise AssertionError(f"{name} beyond its limit in {beyond.sum()} of {error.size} rows; at {place}: {error[worst]:.3g}, limit {limit[worst]:.3g}")
+            numbers = f"{error[worst]:.3g}, the limit is {limit[worst]:.3g}"
+            raise AssertionError(f"{name} beyond its limit in {beyond.sum()} of {error.size} rows; at {place} it is {numbers}")
 
 
 def assert_merged(out, lse, exact_out, exact_lse):
