@@ -25,6 +25,8 @@ from .device import Device, open_device
 from .errors import DeviceError, KernelFault, UnsupportedArch
 from .occupancy import occupancy
 
+PROGRESS_INTERVAL_SECONDS = 0.2
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (None: those of the process). Returns the exit code; argparse itself exits with 2."""
@@ -99,6 +101,8 @@ def _stored(options: argparse.Namespace, array: np.ndarray, kv_format: str) -> A
 
 
 def _decode(options: argparse.Namespace) -> int:
+    if options.output is not None and not options.output.parent.is_dir():  # now, not after the decode
+        raise ValueError(f"cannot write {options.output}: No such folder as {options.output.parent}")
     arguments = batch_file.load_batch(options.batch)
     original = arguments["kv"]
     stored = batch_file.load_record(options.kv) if options.kv is not None else _stored(options, original, options.kv_format)
@@ -199,7 +203,7 @@ class _Progress:
         if done >= total:
             self.clear()
             self.begin = now
-        elif now - self.shown > 0.2:
+        elif now - self.shown >= PROGRESS_INTERVAL_SECONDS:
             self.shown = now
             print(f"\r\x1b[K  emulating: {done} of {total} waves done, {now - self.begin:.0f} s", end="", file=sys.stderr, flush=True)
 
