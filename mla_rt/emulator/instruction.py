@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 Run = Callable[["Group"], None]
 
 
+class UnsupportedEncoding(Exception):
+    """Raised while binding: a field has a value that is reserved or not emulated. The decoder adds pc and bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """One instruction as its bit fields.
 
     pc: byte address; size: bytes, literal included; encoding: the format's name in the ISA guide ("SOP2", "VOP3P", "DS", …);
-    fields: the format's bit fields by the ISA guide's lower-case names; raw: its bytes; accum_offset: index of a0 in the unified register file.
+    fields: the format's bit fields by the ISA guide's lower-case names, and `literal` if there is one; raw: its bytes;
+    accum_offset: index of a0 in the unified register file.
     """
 
     pc: int
@@ -40,10 +45,14 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One instruction: its mnemonic (as LLVM prints it, without _e32/_e64) and how an encoded instance becomes a function of a group."""
+    """One instruction: its mnemonic (as LLVM prints it, without _e32/_e64) and how an encoded instance becomes a function of a group.
+
+    ends_block: the instruction may change the pc or stop the wave, so the machine must look at the group after it.
+    """
 
     mnemonic: str
     bind: Callable[[Encoded], Run]
+    ends_block: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +62,4 @@ class Instruction:
     encoded: Encoded
     mnemonic: str
     run: Run
+    ends_block: bool = False

@@ -33,6 +33,7 @@ class State:
         self.sgpr = np.full((NUM_SGPRS, waves), POISON, np.uint32)
         self.scc = np.zeros(waves, np.bool_)
         self.pc = np.zeros(waves, np.int64)
+        self.image_base = 0  # of the code object: faults name pc relative to it
         self.workgroup = np.arange(waves) % num_workgroups  # slot of the wave's workgroup among the resident ones
         self.wave_in_workgroup = np.arange(waves) // num_workgroups
         self.workgroup_id = np.zeros((num_workgroups, 3), np.int64)
@@ -41,61 +42,87 @@ class State:
         self.lds = np.full((num_workgroups, (lds_bytes + 15) // 16 * 4), POISON, np.uint32)
 
 
+def bits_to_lanes(words: np.ndarray) -> np.ndarray:
+    """uint32 [waves, 2], contiguous -> bool [waves, 64]."""
+    return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
+
+
 class Group:
     """The waves that execute the current instruction, by index: a slice where they are contiguous, else an index array.
 
     Values read are uint32 arrays [waves, 64] (vector) or [waves] (scalar) and may be views of the state: never change them in place.
+
+    An instruction that changes the flow of control (a Row with `ends_block`) reports through `next_pc` (int, or int64 [waves] where waves part) and
+    `stop` ("end", "barrier"); the machine has set `next_pc` to the instruction behind it and `stop` to None.
     """
 
     def __init__(self, state: State, waves: np.ndarray):
         self.state = state
         self.indices = np.asarray(waves)
-        contiguous = len(waves) and int(waves[-1]) - int(waves[0]) + 1 == len(waves) and bool(np.all(np.diff(waves) == 1))
+        contiguous = len(waves) > 0 and int(waves[-1]) - int(waves[0]) + 1 == len(waves) and bool(np.all(np.diff(waves) == 1))
         self.waves: slice | np.ndarray = slice(int(waves[0]), int(waves[-1]) + 1) if contiguous else self.indices
         self.n = len(waves)
         self.pc = int(state.pc[self.waves][0])  # of the current instruction; the machine keeps it
+        self.next_pc: int | np.ndarray = self.pc
+        self.stop: str | None = None
+        # A view of the registers of these waves, where there is one: halves the cost of an access.
+        self._vgpr = state.vgpr[:, self.waves] if contiguous else None
         self.refresh_exec()
 
     # EXEC is read by nearly every instruction and written by few, so its expansion to lanes is cached here.
     def refresh_exec(self) -> None:
-        bits = np.ascontiguousarray(self.state.sgpr[EXEC : EXEC + 2, self.waves].T)
-        self.mask = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
+        self.mask = self.read_mask(EXEC)
         self.exec_full = bool(self.mask.all())
 
     def read_vgpr(self, register: int) -> np.ndarray:
-        return self.state.vgpr[register][self.waves]
+        if self._vgpr is not None:
+            return self._vgpr[register]
+        return self.state.vgpr[register, self.waves]
 
     def write_vgpr(self, register: int, value: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Write the lanes of `mask` (bool [waves, 64]; None: the lanes of EXEC)."""
-        if mask is None:
-            if self.exec_full:
-                self.state.vgpr[register][self.waves] = value
-                return
+        if mask is None and not self.exec_full:
             mask = self.mask
-        if isinstance(self.waves, slice):
-            np.copyto(self.state.vgpr[register][self.waves], value, where=mask, casting="unsafe")
+        if mask is None:
+            self.write_vgpr_all_lanes(register, value)
+        elif self._vgpr is not None:
+            np.copyto(self._vgpr[register], value, where=mask, casting="unsafe")
         else:
-            self.state.vgpr[register][self.waves] = np.where(mask, value, self.state.vgpr[register][self.waves])
+            self.state.vgpr[register, self.waves] = np.where(mask, value, self.state.vgpr[register, self.waves])
 
     def write_vgpr_all_lanes(self, register: int, value: np.ndarray) -> None:
         """Write every lane, whatever EXEC says (matrix instructions, lane writes)."""
-        self.state.vgpr[register][self.waves] = value
+        if self._vgpr is not None:
+            self._vgpr[register] = value
+        else:
+            self.state.vgpr[register, self.waves] = value
 
     def read_sgpr(self, register: int) -> np.ndarray:
-        return self.state.sgpr[register][self.waves]
+        return self.state.sgpr[register, self.waves]
 
     def write_sgpr(self, register: int, value: np.ndarray | int) -> None:
-        self.state.sgpr[register][self.waves] = value
+        self.state.sgpr[register, self.waves] = value
         if register in (EXEC, EXEC + 1):
             self.refresh_exec()
 
     def read_sgpr64(self, register: int) -> np.ndarray:
-        low, high = self.state.sgpr[register][self.waves], self.state.sgpr[register + 1][self.waves]
+        low, high = self.state.sgpr[register, self.waves], self.state.sgpr[register + 1, self.waves]
         return low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
 
     def write_sgpr64(self, register: int, value: np.ndarray) -> None:
-        self.state.sgpr[register][self.waves] = value.astype(np.uint32)
-        self.state.sgpr[register + 1][self.waves] = (value >> np.uint64(32)).astype(np.uint32)
+        self.state.sgpr[register, self.waves] = value.astype(np.uint32)
+        self.state.sgpr[register + 1, self.waves] = (value >> np.uint64(32)).astype(np.uint32)
+        if register == EXEC:
+            self.refresh_exec()
+
+    def read_mask(self, register: int) -> np.ndarray:
+        """The SGPR pair as one bool a lane, [waves, 64]."""
+        return bits_to_lanes(np.ascontiguousarray(self.state.sgpr[register : register + 2, self.waves].T))
+
+    def write_mask(self, register: int, lanes: np.ndarray) -> None:
+        """Write an SGPR pair from one bool a lane (broadcastable to [waves, 64]); lanes that EXEC disables become 0."""
+        packed = np.packbits(lanes & self.mask, axis=1, bitorder="little").view(np.uint32)
+        self.state.sgpr[register : register + 2, self.waves] = packed.T
         if register == EXEC:
             self.refresh_exec()
 
@@ -121,4 +148,4 @@ class Group:
         workgroup = tuple(int(i) for i in self.state.workgroup_id[self.state.workgroup[index]])
         place = f"workgroup {workgroup}, wave {int(self.state.wave_in_workgroup[index])}" + ("" if lane is None else f", lane {lane}")
         at = "" if address is None else f", address {int(np.broadcast_to(address, (self.n, LANES))[wave, lane or 0]):#x}"
-        return KernelFault(f"{self.state.kernel}: {what} (pc {self.pc:#x}, {place}{at})")
+        return KernelFault(f"{self.state.kernel}: {what} (pc {self.pc - self.state.image_base:#x}, {place}{at})")

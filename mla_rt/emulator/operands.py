@@ -1,0 +1,170 @@
+"""Operand codes -> readers: functions of a group that return an operand's value in every lane (or, for scalar operands, in every wave).
+
+A *kind* says how an instruction looks at an operand: its numpy type and how many bits of the registers it takes. Readers are resolved when an
+instruction is bound; nothing here is looked up while it runs. Vector readers return arrays that broadcast to [waves, 64]: a VGPR gives
+[waves, 64], an SGPR [waves, 1], a constant [1, 1]. What they return may be a view of the state and is never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .instruction import UnsupportedEncoding
+from .state import EXEC, M0, VCC, Group
+
+Reader = Callable[[Group], np.ndarray]
+
+VCCZ, EXECZ, SCC, LITERAL, FIRST_VGPR = 251, 252, 253, 255, 256
+LAST_SGPR, FLAT_SCRATCH = 101, 102
+_INLINE_FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4.0, 247: -4.0}
+_INVERSE_2PI = 248
+_INVERSE_2PI_BITS = {16: 0x3118, 32: 0x3E22F983, 64: 0x3FC45F306DC9C882}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """bits: 16 (one half of a register), 32 or 64 (two registers); dtype: the numpy type of its values."""
+
+    bits: int
+    dtype: type
+
+    @property
+    def is_float(self) -> bool:
+        return issubclass(self.dtype, np.floating)
+
+
+KINDS = {
+    "u16": Kind(16, np.uint16), "i16": Kind(16, np.int16), "f16": Kind(16, np.float16),
+    "u32": Kind(32, np.uint32), "i32": Kind(32, np.int32), "f32": Kind(32, np.float32),
+    "u64": Kind(64, np.uint64), "i64": Kind(64, np.int64), "f64": Kind(64, np.float64),
+}  # fmt: skip
+UNSIGNED = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+
+
+def constant_bits(code: int, kind: Kind, literal: int | None) -> int | None:
+    """The bit pattern of an inline constant or literal as an operand of this kind; None if the code is not a constant."""
+    if 128 <= code <= 208:
+        value = code - 128 if code <= 192 else 192 - code
+        return value & ((1 << kind.bits) - 1)
+    if code in _INLINE_FLOATS or code == _INVERSE_2PI:
+        if kind.bits == 16 and not kind.is_float:
+            raise UnsupportedEncoding("a floating-point inline constant as a 16-bit integer operand")
+        if code == _INVERSE_2PI:
+            return _INVERSE_2PI_BITS[kind.bits]
+        float_type = {16: np.float16, 32: np.float32, 64: np.float64}[kind.bits]
+        return int(float_type(_INLINE_FLOATS[code]).view(UNSIGNED[kind.bits]))
+    if code == LITERAL:
+        if literal is None:
+            raise UnsupportedEncoding("a literal operand in a format that has none")
+        if kind.bits == 64:
+            if kind.is_float:
+                return literal << 32
+            return literal | (0xFFFFFFFF00000000 if kind.dtype is np.int64 and literal >> 31 else 0)
+        return literal & ((1 << kind.bits) - 1)
+    return None
+
+
+def _is_sgpr(code: int) -> bool:
+    return code <= FLAT_SCRATCH + 1 or code in (VCC, VCC + 1, M0, EXEC, EXEC + 1)
+
+
+def scalar_u32(code: int, literal: int | None = None) -> Reader:
+    """Reader of a 32-bit scalar operand: uint32 [waves]."""
+    if _is_sgpr(code):
+        return lambda group: group.state.sgpr[code, group.waves]
+    constant = constant_bits(code, KINDS["u32"], literal)
+    if constant is not None:
+        value = np.array([constant], np.uint32)
+        return lambda group: value
+    if code == SCC:
+        return lambda group: group.scc.astype(np.uint32)
+    if code == VCCZ:
+        return lambda group: (group.read_sgpr64(VCC) == 0).astype(np.uint32)
+    if code == EXECZ:
+        return lambda group: (group.read_sgpr64(EXEC) == 0).astype(np.uint32)
+    raise UnsupportedEncoding(f"scalar operand code {code}")
+
+
+def scalar_u64(code: int, literal: int | None = None, *, signed: bool = False) -> Reader:
+    """Reader of a 64-bit scalar operand: uint64 [waves]. `signed` decides how a literal is widened."""
+    if _is_sgpr(code):
+        return lambda group: group.read_sgpr64(code)
+    constant = constant_bits(code, KINDS["i64" if signed else "u64"], literal)
+    if constant is not None:
+        value = np.array([constant], np.uint64)
+        return lambda group: value
+    if code in (SCC, VCCZ, EXECZ):
+        narrow = scalar_u32(code)
+        return lambda group: narrow(group).astype(np.uint64)
+    raise UnsupportedEncoding(f"scalar operand code {code}")
+
+
+def vgpr_reader(register: int, kind: Kind, half: int = 0) -> Reader:
+    """Reader of one VGPR (two for 64-bit kinds); `half` chooses the upper 16 bits for 16-bit kinds."""
+    dtype = kind.dtype
+    if kind.bits == 32:
+        if dtype is np.uint32:
+            return lambda group: group.read_vgpr(register)
+        return lambda group: group.read_vgpr(register).view(dtype)
+    if kind.bits == 16:
+        return lambda group: group.read_vgpr(register).view(dtype)[:, half::2]
+
+    def read(group: Group) -> np.ndarray:
+        pair = np.empty((group.n, 64, 2), np.uint32)
+        pair[:, :, 0] = group.read_vgpr(register)
+        pair[:, :, 1] = group.read_vgpr(register + 1)
+        return pair.view(dtype)[:, :, 0]
+
+    return read
+
+
+def vector_source(code: int, kind: Kind, literal: int | None = None, half: int = 0) -> Reader:
+    """Reader of a 9-bit vector source operand. For 16-bit kinds `half` 1 takes bits 31:16 of a register (of a constant: zero)."""
+    if code >= FIRST_VGPR:
+        return vgpr_reader(code - FIRST_VGPR, kind, half)
+    dtype = kind.dtype
+    bits = constant_bits(code, kind, literal)
+    if bits is not None:
+        if half:
+            bits = literal >> 16 if literal is not None and code == LITERAL else 0
+        value = np.array([[bits]], UNSIGNED[kind.bits]).view(dtype)
+        return lambda group: value
+    if kind.bits == 64:
+        wide = scalar_u64(code)
+        return lambda group: wide(group).view(dtype)[:, None]
+    narrow = scalar_u32(code)
+    if kind.bits == 32:
+        return lambda group: narrow(group)[:, None].view(dtype)
+    shift = np.uint32(16 * half)
+    return lambda group: (narrow(group) >> shift).astype(np.uint16)[:, None].view(dtype)
+
+
+def source_u32(code: int, literal: int | None = None) -> Reader:
+    """Reader of a 32-bit vector source: uint32, broadcastable to [waves, 64]."""
+    return vector_source(code, KINDS["u32"], literal)
+
+
+def source_u64(code: int, literal: int | None = None) -> Reader:
+    """Reader of a 64-bit vector source: uint64, broadcastable to [waves, 64]."""
+    return vector_source(code, KINDS["u64"], literal)
+
+
+def mask_source(code: int) -> Reader:
+    """Reader of a lane mask operand (an SGPR pair or a constant): bool, broadcastable to [waves, 64]."""
+    if _is_sgpr(code):
+        return lambda group: group.read_mask(code)
+    constant = constant_bits(code, KINDS["i64"], None)
+    if constant is None:
+        raise UnsupportedEncoding(f"lane mask operand code {code}")
+    lanes = np.array([[constant >> lane & 1 for lane in range(64)]], np.bool_)
+    return lambda group: lanes
+
+
+def check_scalar_destination(code: int, registers: int = 1) -> int:
+    """The SGPR number of a destination code, or UnsupportedEncoding."""
+    if not all(_is_sgpr(code + i) for i in range(registers)):
+        raise UnsupportedEncoding(f"scalar destination code {code}")
+    return code
