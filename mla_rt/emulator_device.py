@@ -104,7 +104,7 @@ class EmulatorDevice(Device):
     def _launch(
         self, function: _Function, grid: tuple[int, int, int], block_size: int, dynamic_lds_bytes: int, stream: None, arguments: ctypes.Structure
     ) -> None:
-        kernarg = np.frombuffer(arguments, np.uint8)
+        kernarg = np.frombuffer(bytes(arguments), np.uint8)
         # A kernel without parameters still gets a pointer, and may load nothing through it.
         address = self._allocate(kernarg.nbytes, "kernarg")
         try:

@@ -63,8 +63,9 @@ class HipDevice(Device):
 
     def _call(self, name: str, *args: Any) -> tuple[Any, ...]:
         """What the HIP function returns after its error code. DeviceError, with the function's name and HIP's text, if it is not success."""
+        hip = self._hip
         try:
-            error, *results = getattr(self._hip, name)(*args)
+            error, *results = getattr(hip, name)(*args)
         except RuntimeError as loading:
             # Raised by hip-python alone, when it cannot load the runtime or this function of it.
             raise DeviceError(
@@ -73,8 +74,8 @@ class HipDevice(Device):
             ) from None
         except ValueError as unknown:  # an error code of a runtime newer than hip-python's list of them
             raise DeviceError(f"{name}: {unknown}") from None
-        if error != self._hip.hipError_t.hipSuccess:
-            text = _text(self._hip.hipGetErrorString(error)[1])
+        if error != hip.hipError_t.hipSuccess:
+            text = _text(hip.hipGetErrorString(error)[1])
             raise DeviceError(f"{name}: {error.name} ({int(error)}): {text}")
         return tuple(results)
 
