@@ -64,6 +64,7 @@ class SmallFloat:
         nan = np.isnan(magnitude)
         finite = np.where(np.isfinite(magnitude), magnitude, 0.0)
         _, exponent = np.frexp(finite)
+        exponent = np.where(finite == 0, 2 - self.bias, exponent)  # frexp gives 0 an exponent of 0, that of a large number
         # The spacing of codes around the value; subnormal codes share the spacing of the smallest normal ones.
         spacing = np.maximum(exponent - 1, 1 - self.bias) - self.mantissa_bits
         units = np.ldexp(finite, -spacing)
