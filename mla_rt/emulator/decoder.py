@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..errors import UnknownInstruction
 from . import buffer_memory, global_memory, lds, mfma, packed, scalar, scalar_memory, vector
-from .encodings import extract_fields, identify, literal_follows
+from .encodings import MAI_ENCODING, VOP3PX2, extract_fields, identify, literal_follows
 from .instruction import Encoded, Instruction, Row, Run, UnsupportedEncoding
 
 TABLES: dict[str, Mapping[int, Row]] = {
@@ -22,39 +23,52 @@ TABLES: dict[str, Mapping[int, Row]] = {
 LONGEST = 16  # bytes
 
 
+class _Undecodable(Exception):
+    """Why bytes are no instruction, and how many of them to show."""
+
+    def __init__(self, why: str, size: int = 8):
+        self.why, self.size = why, size
+
+
 def decode(window: bytes, pc: int, accum_offset: int, origin: int = 0) -> Instruction:
     """The instruction that begins `window` (up to 16 bytes of code from address pc), bound. Raises UnknownInstruction, naming pc - origin."""
+    try:
+        return _decode(window, accum_offset)
+    except _Undecodable as error:
+        shown = window[: error.size].hex(" ")
+        raise UnknownInstruction(f"{error.why} (pc {pc - origin:#x}, bytes {shown})") from error.__cause__
 
-    def unknown(why: str, size: int = 8) -> UnknownInstruction:
-        return UnknownInstruction(f"{why} (pc {pc - origin:#x}, bytes {window[:size].hex(' ')})")
 
+# Kept over launches and code objects: the same bytes bind to the same function. 16384 instructions are those of a few dozen kernels.
+@lru_cache(maxsize=16384)
+def _decode(window: bytes, accum_offset: int) -> Instruction:
     if len(window) < 4:
-        raise unknown("the code ends")
+        raise _Undecodable("the code ends")
     layout = identify(int.from_bytes(window[:4], "little"))
     if layout is None:
-        raise unknown("unknown instruction format")
+        raise _Undecodable("unknown instruction format")
     if len(window) < layout.size:
-        raise unknown("the code ends inside an instruction")
+        raise _Undecodable("the code ends inside an instruction")
     word = int.from_bytes(window[: layout.size], "little")
     if word & layout.reserved:
-        raise unknown(f"reserved bits set in {layout.name}", layout.size)
+        raise _Undecodable(f"reserved bits set in {layout.name}", layout.size)
     fields = extract_fields(layout, word)
-    if layout.size == 16 and word >> 64 + 23 & 0x1FF != 0x1A7:
-        raise unknown("a scaled matrix prefix without its matrix instruction", layout.size)
+    if layout is VOP3PX2 and fields["encoding"] != MAI_ENCODING:
+        raise _Undecodable("a scaled matrix prefix without its matrix instruction", layout.size)
     row = TABLES[layout.name].get(fields["op"])
     if row is None:
-        raise unknown(f"unknown {layout.name} opcode {fields['op']}", layout.size)
+        raise _Undecodable(f"unknown {layout.name} opcode {fields['op']}", layout.size)
     size = layout.size
     if literal_follows(layout, fields):
-        if len(window) < size + 4:
-            raise unknown("the code ends inside an instruction")
-        fields["literal"] = int.from_bytes(window[size : size + 4], "little")
         size += 4
-    encoded = Encoded(pc, size, layout.name, fields, window[:size], accum_offset)
+        if len(window) < size:
+            raise _Undecodable("the code ends inside an instruction")
+        fields["literal"] = int.from_bytes(window[size - 4 : size], "little")
+    encoded = Encoded(size, layout.name, fields, window[:size], accum_offset)
     try:
         run = row.bind(encoded)
     except UnsupportedEncoding as error:
-        raise unknown(f"{row.mnemonic}: {error}", size) from error
+        raise _Undecodable(f"{row.mnemonic}: {error}", size) from error
     return Instruction(encoded, row.mnemonic, run, row.ends_block)
 
 
@@ -74,21 +88,14 @@ class Block:
 
 
 class Program:
-    """The code of a kernel, decoded as it is reached. code_at(pc) -> the bytes from pc on, at most `LONGEST`, none outside the code."""
+    """The code of a launch, decoded as it is reached.
 
-    def __init__(self, code_at: Callable[[int], bytes], accum_offset: int):
-        self._code_at, self._accum_offset = code_at, accum_offset
+    code_at(pc): the bytes from pc on, at most `LONGEST`, none outside the code. origin: errors name pc - origin.
+    """
+
+    def __init__(self, code_at: Callable[[int], bytes], accum_offset: int, origin: int = 0):
+        self._code_at, self._accum_offset, self._origin = code_at, accum_offset, origin
         self._blocks: dict[int, Block] = {}
-        self._instructions: dict[int, Instruction] = {}
-        self._origin = 0
-
-    def instruction(self, pc: int) -> Instruction:
-        """The instruction at pc. Code is compared with what was decoded before, since memory may hold other code by now."""
-        window = self._code_at(pc)
-        known = self._instructions.get(pc)
-        if known is None or not window.startswith(known.encoded.raw):
-            known = self._instructions[pc] = decode(window, pc, self._accum_offset, self._origin)
-        return known
 
     def block(self, pc: int) -> Block:
         found = self._blocks.get(pc)
@@ -100,7 +107,7 @@ class Program:
         steps: list[tuple[int, Run]] = []
         while True:
             try:
-                instruction = self.instruction(pc)
+                instruction = decode(self._code_at(pc), pc, self._accum_offset, self._origin)
             except UnknownInstruction:
                 if not steps:
                     raise
@@ -110,8 +117,3 @@ class Program:
             if instruction.ends_block:
                 break
         return Block(tuple(steps), pc)
-
-    def begin_launch(self, origin: int) -> None:
-        """Errors name pc - origin. Blocks are rebuilt from instructions, which are checked against the code."""
-        self._origin = origin
-        self._blocks.clear()

@@ -100,6 +100,7 @@ SOPK_WITH_LITERAL = frozenset({20})  # s_setreg_imm32_b32
 # VOP3 instructions with a scalar destination: carry arithmetic, div_scale, mad_u64_u32, mad_i64_i32.
 VOP3_WITH_SDST = frozenset({*range(0x119, 0x11F), 0x1E0, 0x1E1, 0x1E8, 0x1E9})
 SCALED_MFMA_PREFIX = 0xD3AC
+MAI_ENCODING = 0x1A7
 ACCVGPR_READ, ACCVGPR_WRITE = 0x58, 0x59  # matrix opcodes by number, VOP3P by layout
 
 
@@ -122,7 +123,7 @@ def identify(dword: int) -> Format | None:
         return SOP2
     if dword >> 16 == SCALED_MFMA_PREFIX:
         return VOP3PX2
-    if dword >> 23 == 0x1A7:
+    if dword >> 23 == MAI_ENCODING:
         op = dword >> 16 & 0x7F
         # Below 0x34 are the packed instructions, but for the two unscaled f8f6f4 matrix instructions.
         return MAI if op in (0x2D, 0x2E) or op >= 0x34 and op not in (ACCVGPR_READ, ACCVGPR_WRITE) else VOP3P

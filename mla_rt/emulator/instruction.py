@@ -24,12 +24,11 @@ class UnsupportedEncoding(Exception):
 class Encoded:
     """One instruction as its bit fields.
 
-    pc: byte address; size: bytes, literal included; encoding: the format's name in the ISA guide ("SOP2", "VOP3P", "DS", …);
+    size: bytes, literal included; encoding: the format's name in the ISA guide ("SOP2", "VOP3P", "DS", …);
     fields: the format's bit fields by the ISA guide's lower-case names, and `literal` if there is one; raw: its bytes;
     accum_offset: index of a0 in the unified register file.
     """
 
-    pc: int
     size: int
     encoding: str
     fields: Mapping[str, int]

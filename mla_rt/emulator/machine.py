@@ -7,7 +7,6 @@ iterations of a loop meet again; groups that come to the same pc merge. Within a
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -68,8 +67,7 @@ def run(
     """
     started = time.perf_counter()
     _check(dispatch)
-    program = _program(memory, dispatch.descriptor.accum_offset)
-    program.begin_launch(dispatch.image_base)
+    program = _program(dispatch, memory)
     random = None if seed is None else np.random.default_rng(seed)
     total = int(np.prod(dispatch.grid, dtype=np.int64))
     order = np.arange(total) if random is None else random.permutation(total)
@@ -109,27 +107,16 @@ def _check(dispatch: Dispatch) -> None:
         raise ValueError(f"{dispatch.kernel}: {descriptor.lds_bytes + dispatch.dynamic_lds_bytes} bytes of LDS, more than the 163840 of a workgroup")
 
 
-_PROGRAMS: weakref.WeakKeyDictionary[Memory, dict[int, Program]] = weakref.WeakKeyDictionary()
+def _program(dispatch: Dispatch, memory: Memory) -> Program:
+    def code_at(pc: int) -> bytes:
+        for size in range(LONGEST, 0, -4):
+            try:
+                return memory.bytes_at(pc, size).tobytes()
+            except ValueError:
+                continue
+        return b""
 
-
-def _program(memory: Memory, accum_offset: int) -> Program:
-    """The decoded code in this memory, kept over launches."""
-    programs = _PROGRAMS.setdefault(memory, {})
-    if accum_offset not in programs:
-        weak = weakref.ref(memory)  # else the cache would keep its own key alive
-
-        def code_at(pc: int) -> bytes:
-            held = weak()
-            assert held is not None
-            for size in range(LONGEST, 0, -4):
-                try:
-                    return held.bytes_at(pc, size).tobytes()
-                except ValueError:
-                    continue
-            return b""
-
-        programs[accum_offset] = Program(code_at, accum_offset)
-    return programs[accum_offset]
+    return Program(code_at, dispatch.descriptor.accum_offset, dispatch.image_base)
 
 
 def _waves_per_workgroup(dispatch: Dispatch) -> int:
