@@ -15,6 +15,7 @@ import pytest
 
 from mla_rt import code_object, msgpack
 from mla_rt.code_object import Argument, CodeObject, code_object_path, pack_arguments, packaged_archs
+from mla_rt.elf import Elf
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,17 @@ def test_damage_is_read_or_refused(image: bytes) -> None:
         except ValueError:
             refused += 1
     assert 100 < refused < 1900
+
+
+def test_notes_are_padded_to_four_bytes() -> None:
+    notes = [(b"X\0", 7, b"12345"), (b"AMDGPU\0", 32, b"\x81\x01\x02")]
+    packed = b""
+    for owner, kind, content in notes:
+        packed += struct.pack("<III", len(owner), len(content), kind) + owner.ljust(-(-len(owner) // 4) * 4, b"\0")
+        packed += content.ljust(-(-len(content) // 4) * 4, b"\0")
+    header = b"\x7fELF\x02\x01\x01\x40\x03".ljust(16, b"\0") + struct.pack("<HHIQQQIHHHHHH", 3, 224, 1, 0, 64, 0, 0x54F, 64, 56, 1, 64, 0, 0)
+    program = struct.pack("<IIQQQQQQ", 4, 4, 120, 0, 0, len(packed), len(packed), 4)
+    assert list(Elf(header + program + packed).notes()) == notes
 
 
 def test_load_names_the_file(tmp_path: Path, sample: Path) -> None:

@@ -196,7 +196,7 @@ def test_lds_barrier_and_shapes_of_grid(grid: Any, device: Device, module: Modul
         assert np.array_equal(out.download((3, 256), np.float32), x[:, ::-1])
 
 
-def test_pointers_in_the_image_are_relocated(device: Device, module: Module) -> None:
+def test_the_image_is_relocated_and_zero_filled(device: Device, module: Module) -> None:
     with device.allocate(1024) as out:
         device.launch(module.kernel("follow"), 1, out=out)
         assert (out.download(256, np.int32) == 12345).all()

@@ -49,17 +49,27 @@ def test_progress_and_reports(sample: Path) -> None:
         assert one.seconds > 0
 
 
-def test_memory_is_poisoned_and_given_back(sample: Path) -> None:
+def test_memory_is_poisoned_and_given_back(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_device("emulator") as device:
         assert isinstance(device, EmulatorDevice)
-        buffer = device.allocate(64)
-        assert np.isnan(buffer.download(16, np.float32)).all()
-        address = buffer.address
-        buffer.free()
-        with pytest.raises(ValueError, match="not inside one live allocation"):
-            device.memory.bytes_at(address, 1)
-        with device.load(sample) as module, device.to_device(ramp(256)) as x:
+        memory = device.memory
+        allocate, free, live = memory.allocate, memory.free, {}
+
+        def count_allocate(nbytes: int, name: str = "") -> int:
+            address = allocate(nbytes, name)
+            live[address] = name
+            return address
+
+        def count_free(address: int) -> None:
+            free(address)
+            del live[address]
+
+        monkeypatch.setattr(memory, "allocate", count_allocate)
+        monkeypatch.setattr(memory, "free", count_free)
+        with device.load(sample) as module, device.to_device(ramp(256)) as x, device.allocate(64) as buffer:
+            assert np.isnan(buffer.download(16, np.float32)).all()
             device.launch(module.kernel("reverse"), 1, x=x, out=x)
-        # What launches and modules took is free again.
-        with pytest.raises(ValueError, match="not inside one live allocation"):
-            device.memory.bytes_at(module._handle.base, 1)
+            with pytest.raises(KernelFault):
+                device.launch(module.kernel("reverse"), 2, x=x, out=x)
+            assert sorted(live.values()) == ["", "", "code object"]  # and no kernarg segment of a launch that is over
+        assert not live

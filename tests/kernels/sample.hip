@@ -30,8 +30,9 @@ KERNEL void reverse(const float* x,  // [grid][256]
 }
 
 extern "C" __attribute__((device)) int value = 12345;
+extern "C" __attribute__((device)) int zero = 0;
 extern "C" __attribute__((device)) int* const table[2] = {&value, nullptr};
 
-KERNEL void follow(int* out) {  // [grid * 256]: what table[0] points to
-  out[thread_idx()] = *table[0];
+KERNEL void follow(int* out) {  // [grid * 256]: what table[0] points to, plus an object that has no bytes in the file
+  out[thread_idx()] = *table[0] + zero;
 }

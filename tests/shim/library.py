@@ -23,6 +23,7 @@ from mla_rt.emulator_device import EmulatorDevice
 from mla_rt.errors import DeviceError
 
 SOURCE = Path(__file__).with_name("hip_shim.c")
+BUILD = Path(__file__).resolve().parents[2] / "build" / "hip_shim"
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NO_BINARY_FOR_GPU, INVALID_HANDLE, NOT_FOUND, LAUNCH_FAILURE = 0, 1, 2, 209, 400, 500, 719
 
 u32, u64, size_t, void_p, char_p = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
@@ -48,9 +49,9 @@ class Backend(ctypes.Structure):
 
 
 def build() -> Path:
-    """The library, compiled if this source was not yet compiled on this machine: <cache>/lib/libamdhip64.so."""
+    """The library, compiled if this source was not yet compiled here: build/hip_shim/<digest>/lib/libamdhip64.so."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"mla_rt-hip-shim-{os.getuid()}-{digest}" / "lib" / "libamdhip64.so"
+    library = BUILD / digest / "lib" / "libamdhip64.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
