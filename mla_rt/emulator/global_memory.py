@@ -116,6 +116,8 @@ def _load_to_lds(nbytes: int, signed: bool = False) -> Callable[[Encoded], Run]:
 
     def bind(encoded: Encoded) -> Run:
         address, immediate = _address_reader(encoded), encoded.offset
+        if encoded.seg == _FLAT_SEGMENT:
+            raise UnsupportedEncoding("LDS-DMA from the flat segment")
 
         def run(group: Group) -> None:
             memory = group.state.memory

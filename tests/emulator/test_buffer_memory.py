@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from mla_rt.emulator.instruction import UnsupportedEncoding
-from mla_rt.emulator.memory import Memory
-from mla_rt.errors import KernelFault
 from waves import ACCUM_OFFSET, execute, get_v, make_group, random_bytes, set_s64, set_v, set_v64
+
+from mla_rt.emulator.memory import Memory
+from mla_rt.errors import KernelFault, UnknownInstruction
 
 RAW = 0x00027000
 LANE = np.arange(64)
@@ -183,7 +182,7 @@ def test_what_is_not_emulated_is_refused(buffer):
     group.state.sgpr[5] |= 1 << 31
     with pytest.raises(KernelFault, match="swizzling"):
         execute(group, "buffer_load_dword v4, off, s[4:7], 0")
-    with pytest.raises(UnsupportedEncoding):
+    with pytest.raises(UnknownInstruction):
         execute(group, "buffer_load_dword v4, off, s[4:7], src_shared_base")
 
 

@@ -6,10 +6,10 @@ import ctypes
 
 import numpy as np
 import pytest
+from waves import make_group, random_bytes
 
 from mla_rt.emulator.memory import GUARD, POISON_LIMIT, Cells, Memory
 from mla_rt.errors import KernelFault
-from waves import make_group, random_bytes
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_large_allocation_uses_no_memory_until_touched():
         address = with_room.allocate(9 << 30)
         tail = with_room.bytes_at(address + (9 << 30) - 8, 8)
         assert (tail == 0).all()
-        assert (9 << 30) > POISON_LIMIT
+        assert POISON_LIMIT < (9 << 30)
         tail[:] = 7
         assert (with_room.bytes_at(address, 8) == 0).all()
     finally:
@@ -152,7 +152,14 @@ def test_check_names_kernel_place_and_address(memory):
     with pytest.raises(KernelFault) as caught:
         memory.check(group, addresses, group.mask, 4)
     message = str(caught.value)
-    for part in ("kernel", "read of 4 bytes", "'scores' of 256 bytes", "253 bytes below", "workgroup (0, 0, 0), wave 1, lane 5", f"{address + 253:#x}"):
+    for part in (
+        "kernel",
+        "read of 4 bytes",
+        "'scores' of 256 bytes",
+        "253 bytes below",
+        "workgroup (0, 0, 0), wave 1, lane 5",
+        f"{address + 253:#x}",
+    ):
         assert part in message
     addresses[2, 5] = address + 252
     offsets = memory.check(group, addresses, group.mask, 4)

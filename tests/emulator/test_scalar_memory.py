@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from waves import execute, make_group, random_bytes, set_s64
 
 from mla_rt.emulator.memory import Memory
 from mla_rt.errors import KernelFault
-from waves import execute, make_group, random_bytes, set_s64
 
 
 @pytest.fixture
@@ -70,7 +70,12 @@ def test_bounds(memory, words):
     set_s64(group, 2, address)
     execute(group, "s_load_dwordx4 s[4:7], s[2:3], 0x10")
     assert group.state.sgpr[6, 0] == 0x1B1A1918
-    for text in ("s_load_dwordx4 s[4:7], s[2:3], 0x14", "s_load_dwordx8 s[8:15], s[2:3], 0x0", "s_load_dword s4, s[2:3], 0x1c", "s_load_dword s4, s[2:3], -4"):
+    for text in (
+        "s_load_dwordx4 s[4:7], s[2:3], 0x14",
+        "s_load_dwordx8 s[8:15], s[2:3], 0x0",
+        "s_load_dword s4, s[2:3], 0x1c",
+        "s_load_dword s4, s[2:3], -4",
+    ):
         with pytest.raises(KernelFault, match="scalar read"):
             execute(group, text)
 
