@@ -228,7 +228,11 @@ class Device(ABC):
         """A new buffer that holds the array's elements in C order."""
         _require_ndarray(array)
         buffer = self.allocate(array.nbytes)
-        buffer.upload(array)
+        try:
+            buffer.upload(array)
+        except BaseException:
+            buffer.free()
+            raise
         return buffer
 
     def load(self, code_object: str | Path | bytes) -> Module:
