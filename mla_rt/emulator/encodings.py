@@ -41,58 +41,87 @@ class Format:
         return values
 
 
-def _format(name: str, size: int, *, signed: tuple[str, ...] = (), **fields: tuple[int, int]) -> Format:
-    return Format(name, size, fields, frozenset(signed))
-
-
 # `encoding` holds the bits that identify the format; `op` is the key of the format's instruction table.
-SOP2 = _format("SOP2", 4, encoding=(30, 2), op=(23, 7), sdst=(16, 7), ssrc1=(8, 8), ssrc0=(0, 8))
-SOPK = _format("SOPK", 4, encoding=(28, 4), op=(23, 5), sdst=(16, 7), simm16=(0, 16))
-SOP1 = _format("SOP1", 4, encoding=(23, 9), sdst=(16, 7), op=(8, 8), ssrc0=(0, 8))
-SOPC = _format("SOPC", 4, encoding=(23, 9), op=(16, 7), ssrc1=(8, 8), ssrc0=(0, 8))
-SOPP = _format("SOPP", 4, encoding=(23, 9), op=(16, 7), simm16=(0, 16))
-SMEM = _format("SMEM", 8, encoding=(26, 6), op=(18, 8), imm=(17, 1), glc=(16, 1), nv=(15, 1), soffset_en=(14, 1), sdata=(6, 7), sbase=(0, 6),
-               soffset=(57, 7), offset=(32, 21), signed=("offset",))  # fmt: skip
+_Fields = dict[str, tuple[int, int]]
+SOP2 = Format("SOP2", 4, {"encoding": (30, 2), "op": (23, 7), "sdst": (16, 7), "ssrc1": (8, 8), "ssrc0": (0, 8)})
+SOPK = Format("SOPK", 4, {"encoding": (28, 4), "op": (23, 5), "sdst": (16, 7), "simm16": (0, 16)})
+SOP1 = Format("SOP1", 4, {"encoding": (23, 9), "sdst": (16, 7), "op": (8, 8), "ssrc0": (0, 8)})
+SOPC = Format("SOPC", 4, {"encoding": (23, 9), "op": (16, 7), "ssrc1": (8, 8), "ssrc0": (0, 8)})
+SOPP = Format("SOPP", 4, {"encoding": (23, 9), "op": (16, 7), "simm16": (0, 16)})
+SMEM = Format(
+    "SMEM",
+    8,
+    {"encoding": (26, 6), "op": (18, 8), "imm": (17, 1), "glc": (16, 1), "nv": (15, 1), "soffset_en": (14, 1), "sdata": (6, 7), "sbase": (0, 6)}
+    | {"soffset": (57, 7), "offset": (32, 21)},
+    signed=frozenset({"offset"}),
+)
 
-_VOP1 = dict(encoding=(25, 7), vdst=(17, 8), op=(9, 8))
-_VOP2 = dict(encoding=(31, 1), op=(25, 6), vdst=(17, 8), vsrc1=(9, 8))
-_VOPC = dict(encoding=(25, 7), op=(17, 8), vsrc1=(9, 8))
-VOP1 = _format("VOP1", 4, **_VOP1, src0=(0, 9))
-VOP2 = _format("VOP2", 4, **_VOP2, src0=(0, 9))
-VOPC = _format("VOPC", 4, **_VOPC, src0=(0, 9))
+_VOP1: _Fields = {"encoding": (25, 7), "vdst": (17, 8), "op": (9, 8)}
+_VOP2: _Fields = {"encoding": (31, 1), "op": (25, 6), "vdst": (17, 8), "vsrc1": (9, 8)}
+_VOPC: _Fields = {"encoding": (25, 7), "op": (17, 8), "vsrc1": (9, 8)}
+_SRC0: _Fields = {"src0": (0, 9)}
+VOP1 = Format("VOP1", 4, _VOP1 | _SRC0)
+VOP2 = Format("VOP2", 4, _VOP2 | _SRC0)
+VOPC = Format("VOPC", 4, _VOPC | _SRC0)
 
 # `kind` is the src0 code that announces the second dword; `s0`/`s1` say that a source is an SGPR.
-_SDWA_SRC0 = dict(kind=(0, 9), src0=(32, 8), src0_sel=(48, 3), src0_sext=(51, 1), src0_neg=(52, 1), src0_abs=(53, 1), s0=(55, 1))
-_SDWA_SRC1 = dict(src1_sel=(56, 3), src1_sext=(59, 1), src1_neg=(60, 1), src1_abs=(61, 1), s1=(63, 1))
-_SDWA_DST = dict(dst_sel=(40, 3), dst_unused=(43, 2), clamp=(45, 1), omod=(46, 2))
-_SDWA_SDST = dict(sdst=(40, 7), sd=(47, 1))
-_DPP = dict(kind=(0, 9), src0=(32, 8), dpp_ctrl=(40, 9), bound_ctrl=(51, 1), src0_neg=(52, 1), src0_abs=(53, 1), src1_neg=(54, 1), src1_abs=(55, 1),
-            bank_mask=(56, 4), row_mask=(60, 4))  # fmt: skip
-VOP1_SDWA = _format("VOP1_SDWA", 8, **_VOP1, **_SDWA_SRC0, **_SDWA_SRC1, **_SDWA_DST)
-VOP2_SDWA = _format("VOP2_SDWA", 8, **_VOP2, **_SDWA_SRC0, **_SDWA_SRC1, **_SDWA_DST)
-VOPC_SDWA = _format("VOPC_SDWA", 8, **_VOPC, **_SDWA_SRC0, **_SDWA_SRC1, **_SDWA_SDST)
-VOP1_DPP = _format("VOP1_DPP", 8, **_VOP1, **_DPP)
-VOP2_DPP = _format("VOP2_DPP", 8, **_VOP2, **_DPP)
+_KIND: _Fields = {"kind": (0, 9)}
+_SDWA_SRC0: _Fields = {"src0": (32, 8), "src0_sel": (48, 3), "src0_sext": (51, 1), "src0_neg": (52, 1), "src0_abs": (53, 1), "s0": (55, 1)}
+_SDWA_SRC1: _Fields = {"src1_sel": (56, 3), "src1_sext": (59, 1), "src1_neg": (60, 1), "src1_abs": (61, 1), "s1": (63, 1)}
+_SDWA: _Fields = _KIND | _SDWA_SRC0 | _SDWA_SRC1
+_SDWA_DST: _Fields = {"dst_sel": (40, 3), "dst_unused": (43, 2), "clamp": (45, 1), "omod": (46, 2)}
+_SDWA_SDST: _Fields = {"sdst": (40, 7), "sd": (47, 1)}
+_DPP: _Fields = (
+    _KIND
+    | {"src0": (32, 8), "dpp_ctrl": (40, 9), "bound_ctrl": (51, 1), "bank_mask": (56, 4), "row_mask": (60, 4)}
+    | {"src0_neg": (52, 1), "src0_abs": (53, 1), "src1_neg": (54, 1), "src1_abs": (55, 1)}
+)
+VOP1_SDWA = Format("VOP1_SDWA", 8, _VOP1 | _SDWA | _SDWA_DST)
+VOP2_SDWA = Format("VOP2_SDWA", 8, _VOP2 | _SDWA | _SDWA_DST)
+VOPC_SDWA = Format("VOPC_SDWA", 8, _VOPC | _SDWA | _SDWA_SDST)
+VOP1_DPP = Format("VOP1_DPP", 8, _VOP1 | _DPP)
+VOP2_DPP = Format("VOP2_DPP", 8, _VOP2 | _DPP)
 
-_SRC3 = dict(src0=(32, 9), src1=(41, 9), src2=(50, 9))
-_VOP3 = dict(encoding=(26, 6), op=(16, 10), clamp=(15, 1), vdst=(0, 8), omod=(59, 2), neg=(61, 3), **_SRC3)
-VOP3 = _format("VOP3", 8, **_VOP3, op_sel=(11, 4), abs=(8, 3))
-VOP3SD = _format("VOP3SD", 8, **_VOP3, sdst=(8, 7))
+_SRC3: _Fields = {"src0": (32, 9), "src1": (41, 9), "src2": (50, 9)}
+_VOP3: _Fields = {"encoding": (26, 6), "op": (16, 10), "clamp": (15, 1), "vdst": (0, 8), "omod": (59, 2), "neg": (61, 3)} | _SRC3
+VOP3 = Format("VOP3", 8, _VOP3 | {"op_sel": (11, 4), "abs": (8, 3)})
+VOP3SD = Format("VOP3SD", 8, _VOP3 | {"sdst": (8, 7)})
+_PACKED: _Fields = {"encoding": (23, 9), "op": (16, 7), "vdst": (0, 8)} | _SRC3
 # op_sel_hi is split over the two dwords (bit 2 apart from bits 1:0): `extract_fields` joins it.
-VOP3P = _format("VOP3P", 8, encoding=(23, 9), op=(16, 7), clamp=(15, 1), op_sel_hi2=(14, 1), op_sel=(11, 3), neg_hi=(8, 3), vdst=(0, 8),
-                op_sel_hi=(59, 2), neg=(61, 3), **_SRC3)  # fmt: skip
-_MAI = dict(cbsz=(8, 3), abid=(11, 4), acc_cd=(15, 1), op=(16, 7), encoding=(23, 9), vdst=(0, 8), acc=(59, 2), blgp=(61, 3), **_SRC3)
-MAI = _format("VOP3P-MAI", 8, **_MAI)
+VOP3P = Format(
+    "VOP3P",
+    8,
+    _PACKED | {"clamp": (15, 1), "op_sel_hi2": (14, 1), "op_sel": (11, 3), "neg_hi": (8, 3), "op_sel_hi": (59, 2), "neg": (61, 3)},
+)
+_MAI: _Fields = _PACKED | {"cbsz": (8, 3), "abid": (11, 4), "acc_cd": (15, 1), "acc": (59, 2), "blgp": (61, 3)}
+MAI = Format("VOP3P-MAI", 8, _MAI)
 # A prefix that carries the scales, then an ordinary VOP3P-MAI word.
-VOP3PX2 = _format("VOP3PX2", 16, prefix=(16, 16), scale_op_sel=(11, 2), scale_src0=(32, 9), scale_src1=(41, 9), scale_op_sel_hi=(59, 2),
-                  **{name: (low + 64, width) for name, (low, width) in _MAI.items()})  # fmt: skip
+VOP3PX2 = Format(
+    "VOP3PX2",
+    16,
+    {"prefix": (16, 16), "scale_op_sel": (11, 2), "scale_src0": (32, 9), "scale_src1": (41, 9), "scale_op_sel_hi": (59, 2)}
+    | {name: (low + 64, width) for name, (low, width) in _MAI.items()},
+)
 
-FLAT = _format("FLAT", 8, encoding=(26, 6), sc1=(25, 1), op=(18, 7), nt=(17, 1), sc0=(16, 1), seg=(14, 2), lds=(13, 1), offset=(0, 13),
-               addr=(32, 8), data=(40, 8), saddr=(48, 7), acc=(55, 1), vdst=(56, 8), signed=("offset",))  # fmt: skip
-MUBUF = _format("MUBUF", 8, encoding=(26, 6), op=(18, 7), nt=(17, 1), lds=(16, 1), sc1=(15, 1), sc0=(14, 1), idxen=(13, 1), offen=(12, 1), offset=(0, 12),
-                vaddr=(32, 8), vdata=(40, 8), srsrc=(48, 5), acc=(55, 1), soffset=(56, 8))  # fmt: skip
-DS = _format("DS", 8, encoding=(26, 6), acc=(25, 1), op=(17, 8), gds=(16, 1), offset1=(8, 8), offset0=(0, 8),
-             addr=(32, 8), data0=(40, 8), data1=(48, 8), vdst=(56, 8))  # fmt: skip
+FLAT = Format(
+    "FLAT",
+    8,
+    {"encoding": (26, 6), "sc1": (25, 1), "op": (18, 7), "nt": (17, 1), "sc0": (16, 1), "seg": (14, 2), "lds": (13, 1), "offset": (0, 13)}
+    | {"addr": (32, 8), "data": (40, 8), "saddr": (48, 7), "acc": (55, 1), "vdst": (56, 8)},
+    signed=frozenset({"offset"}),
+)
+MUBUF = Format(
+    "MUBUF",
+    8,
+    {"encoding": (26, 6), "op": (18, 7), "nt": (17, 1), "lds": (16, 1), "sc1": (15, 1), "sc0": (14, 1), "idxen": (13, 1), "offen": (12, 1)}
+    | {"offset": (0, 12), "vaddr": (32, 8), "vdata": (40, 8), "srsrc": (48, 5), "acc": (55, 1), "soffset": (56, 8)},
+)
+DS = Format(
+    "DS",
+    8,
+    {"encoding": (26, 6), "acc": (25, 1), "op": (17, 8), "gds": (16, 1), "offset1": (8, 8), "offset0": (0, 8)}
+    | {"addr": (32, 8), "data0": (40, 8), "data1": (48, 8), "vdst": (56, 8)},
+)
 
 # VOP2 instructions whose third operand is always a literal dword: fmamk/fmaak f32, madmk/madak f16.
 VOP2_WITH_LITERAL = frozenset({23, 24, 36, 37})
@@ -126,7 +155,7 @@ def identify(dword: int) -> Format | None:
     if dword >> 23 == MAI_ENCODING:
         op = dword >> 16 & 0x7F
         # Below 0x34 are the packed instructions, but for the two unscaled f8f6f4 matrix instructions.
-        return MAI if op in (0x2D, 0x2E) or op >= 0x34 and op not in (ACCVGPR_READ, ACCVGPR_WRITE) else VOP3P
+        return MAI if op in (0x2D, 0x2E) or (op >= 0x34 and op not in (ACCVGPR_READ, ACCVGPR_WRITE)) else VOP3P
     if dword >> 26 == 0x34:
         return VOP3SD if dword >> 16 & 0x3FF in VOP3_WITH_SDST else VOP3
     return {0x30: SMEM, 0x36: DS, 0x37: FLAT, 0x38: MUBUF}.get(dword >> 26)
@@ -148,6 +177,6 @@ def extract_fields(layout: Format, word: int) -> dict[str, int]:
 
 def literal_follows(layout: Format, fields: Mapping[str, int]) -> bool:
     """Whether a 32-bit literal follows the instruction."""
-    if layout is VOP2 and fields["op"] in VOP2_WITH_LITERAL or layout is SOPK and fields["op"] in SOPK_WITH_LITERAL:
+    if (layout is VOP2 and fields["op"] in VOP2_WITH_LITERAL) or (layout is SOPK and fields["op"] in SOPK_WITH_LITERAL):
         return True
     return layout.size == 4 and LITERAL in (fields.get("src0"), fields.get("ssrc0"), fields.get("ssrc1"))

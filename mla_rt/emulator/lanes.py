@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
-from .operands import FIRST_VGPR, Reader, check_scalar_destination, scalar_u32, vector_source, KINDS
-from .state import EXEC, LANES, Group
+from .operands import FIRST_VGPR, KINDS, Reader, check_scalar_destination, scalar_u32, vector_source
+from .state import LANES, Group
 
 _LANE = np.arange(LANES)
 _ROW_START = _LANE & ~15
@@ -143,7 +143,7 @@ def _writelane(encoded: Encoded) -> Run:
     source, select, register = scalar_u32(encoded.src0), scalar_u32(encoded.src1), encoded.vdst
 
     def run(group: Group) -> None:
-        lane = _LANE == _lane_number(group, select(group))[:, None]
+        lane = _lane_number(group, select(group))[:, None] == _LANE
         group.write_vgpr(register, source(group)[:, None], lane)
 
     return run

@@ -130,7 +130,7 @@ def vector_source(code: int, kind: Kind, literal: int | None = None, half: int =
     if bits is not None:
         if half:
             bits = literal >> 16 if literal is not None and code == LITERAL else 0
-        value = np.array([[bits]], UNSIGNED[kind.bits]).view(dtype)
+        value: np.ndarray = np.array([[bits]], UNSIGNED[kind.bits]).view(dtype)
         return lambda group: value
     if kind.bits == 64:
         wide = scalar_u64(code)

@@ -84,9 +84,10 @@ def _half_of_pair(code: int, kind: Kind, half: int) -> Reader:
 
 def _pair_readers(encoded: Encoded, count: int, select: int, negate: int) -> list[Reader]:
     kind = KINDS["f32"]
-    return [
-        apply_sign_modifiers(_half_of_pair(code, kind, select >> i & 1), kind, False, bool(negate >> i & 1)) for i, code in enumerate(_codes(encoded, count))
-    ]
+    readers = []
+    for i, code in enumerate(_codes(encoded, count)):
+        readers.append(apply_sign_modifiers(_half_of_pair(code, kind, select >> i & 1), kind, False, bool(negate >> i & 1)))
+    return readers
 
 
 def _packed_f32(mnemonic: str, compute: Callable[..., Array], count: int = 2) -> Row:
@@ -157,7 +158,8 @@ def dot2c_f32_bf16(a: Array, b: Array, addend: Array) -> Array:
 
 def _f16_halves(value: Array) -> tuple[Array, Array]:
     """The low and high f16 of a dword as f32."""
-    return tuple((value >> U32(shift)).astype(np.uint16).view(np.float16).astype(np.float32) for shift in (0, 16))  # type: ignore[return-value]
+    low, high = value.astype(np.uint16), (value >> U32(16)).astype(np.uint16)
+    return low.view(np.float16).astype(np.float32), high.view(np.float16).astype(np.float32)
 
 
 def dot2c_f32_f16(a: Array, b: Array, addend: Array) -> Array:

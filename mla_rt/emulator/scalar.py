@@ -268,7 +268,8 @@ def _first_set(bits: Value) -> Value:
 
 def _leading_change(value: Value) -> Value:
     bits = _bits(value)[:, ::-1]
-    return _first_set(bits != bits[:, :1])
+    changed: Value = np.not_equal(bits, bits[:, :1])
+    return _first_set(changed)
 
 
 def _any_of_four(value: Value) -> Value:

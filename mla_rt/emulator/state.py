@@ -25,7 +25,17 @@ POISON = np.uint32(0xFFFFFFFF)  # NaN as f32, bf16, fp8 and E8M0: what was never
 class State:
     """All resident waves. vgpr: uint32 [registers][waves][64] (a0 is register accum_offset); sgpr: uint32 [128][waves]; scc: bool [waves]."""
 
-    def __init__(self, *, kernel: str, memory: Memory, num_workgroups: int, waves_per_workgroup: int, num_vgprs: int, accum_offset: int, lds_bytes: int):
+    def __init__(
+        self,
+        *,
+        kernel: str,
+        memory: Memory,
+        num_workgroups: int,
+        waves_per_workgroup: int,
+        num_vgprs: int,
+        accum_offset: int,
+        lds_bytes: int,
+    ):
         waves = num_workgroups * waves_per_workgroup
         self.kernel, self.memory, self.accum_offset = kernel, memory, accum_offset
         self.num_workgroups, self.waves_per_workgroup, self.num_waves = num_workgroups, waves_per_workgroup, waves

@@ -82,6 +82,10 @@ def _from_dword(read: Reader, kind: Kind) -> Reader:
     return lambda group: read(group).view(kind.dtype)
 
 
+def _selected(read: Reader, select: int, sign_extend: bool) -> Reader:
+    return lambda group: sdwa_select(read(group), select, sign_extend)
+
+
 def _sdwa_sources(encoded: Encoded, kinds: list[Kind], on_bits: bool) -> list[Reader]:
     readers = []
     codes = [encoded.src0]
@@ -92,7 +96,7 @@ def _sdwa_sources(encoded: Encoded, kinds: list[Kind], on_bits: bool) -> list[Re
             raise UnsupportedEncoding("SDWA on a 64-bit operand")
         select, extend = check_sdwa_select(encoded.fields[f"src{i}_sel"]), bool(encoded.fields[f"src{i}_sext"])
         whole = vector_source(code, KINDS["u32"])
-        read = _from_dword(lambda group, whole=whole, select=select, extend=extend: sdwa_select(whole(group), select, extend), kind)
+        read = _from_dword(_selected(whole, select, extend), kind)
         readers.append(apply_sign_modifiers(read, kind, bool(encoded.fields[f"src{i}_abs"]), bool(encoded.fields[f"src{i}_neg"]), on_bits=on_bits))
     return readers
 

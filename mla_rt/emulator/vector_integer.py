@@ -237,9 +237,17 @@ def _mad24_signed(a: Array, b: Array, c: Array) -> Array:
     return (_low24_signed(a) * _low24_signed(b) + c).astype(np.int32)
 
 
+def _mad24_signed_wide(a: Array, b: Array, c: Array) -> Array:
+    return ((a << 40) >> 40) * ((b << 40) >> 40) + c
+
+
+def _mad24_wide(a: Array, b: Array, c: Array) -> Array:
+    return (a & 0xFFFFFF) * (b & 0xFFFFFF) + c
+
+
 INTEGER_VOP3: dict[int, Row] = {
-    450: row("v_mad_i32_i24", "i32 = i32 i32 i32", _mad24_signed, clamped=lambda a, b, c: ((a << 40) >> 40) * ((b << 40) >> 40) + c),
-    451: row("v_mad_u32_u24", "u32 = u32 u32 u32", lambda a, b, c: _low24(a) * _low24(b) + c, clamped=lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c),
+    450: row("v_mad_i32_i24", "i32 = i32 i32 i32", _mad24_signed, clamped=_mad24_signed_wide),
+    451: row("v_mad_u32_u24", "u32 = u32 u32 u32", lambda a, b, c: _low24(a) * _low24(b) + c, clamped=_mad24_wide),
     456: row("v_bfe_u32", "u32 = u32 u32 u32", _bfe_u32),
     457: row("v_bfe_i32", "i32 = i32 u32 u32", _bfe_i32),
     458: row("v_bfi_b32", "u32 = u32 u32 u32", lambda a, b, c: (a & b) | (~a & c)),
@@ -311,7 +319,7 @@ def _bitop3(mnemonic: str, kind_name: str) -> Row:
 
         def run(group: Any) -> None:
             a, b, c = first(group), second(group), third(group)
-            result = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), kind.dtype)
+            result: Array = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), kind.dtype)
             for i in terms:
                 result |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
             write(group, result)

@@ -56,7 +56,8 @@ def _unordered(a: Array, b: Array) -> Array:
     return np.isnan(a) | np.isnan(b)
 
 
-_ORDERED: list[tuple[str, Callable[[Array, Array], Array]]] = [
+_Tests = list[tuple[str, Callable[[Array, Array], Array]]]
+_ORDERED: _Tests = [
     ("lt", np.less),
     ("eq", np.equal),
     ("le", np.less_equal),
@@ -65,7 +66,7 @@ _ORDERED: list[tuple[str, Callable[[Array, Array], Array]]] = [
     ("ge", np.greater_equal),
     ("o", lambda a, b: ~_unordered(a, b)),
 ]
-_FLOAT_TESTS = [
+_FLOAT_TESTS: _Tests = [
     ("f", _always(False)),
     *_ORDERED,
     ("u", _unordered),
@@ -77,7 +78,7 @@ _FLOAT_TESTS = [
     ("nlt", lambda a, b: ~(a < b)),
     ("tru", _always(True)),
 ]
-_INTEGER_TESTS = [
+_INTEGER_TESTS: _Tests = [
     ("f", _always(False)),
     ("lt", np.less),
     ("eq", np.equal),
@@ -195,7 +196,7 @@ def _mad64(mnemonic: str, source: str, wide: str) -> Row:
 
         def run(group: Group) -> None:
             a, b, c = first(group), second(group), third(group)
-            product = a.astype(dtype) * b.astype(dtype)
+            product: Array = a.astype(dtype) * b.astype(dtype)
             total = product + c
             carries = total < product if wide == "u64" else ((product ^ total) & (c ^ total)) < 0
             write(group, total)

@@ -26,7 +26,20 @@ def encodings(lines: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "lines.s")
         source.write_text("\n".join(lines) + "\n")
-        command = [*_CLANG, "-cc1as", "-triple", "amdgcn-amd-amdhsa", "-target-cpu", "gfx950", "-filetype", "asm", "-show-encoding", str(source), "-o", "-"]
+        command = [
+            *_CLANG,
+            "-cc1as",
+            "-triple",
+            "amdgcn-amd-amdhsa",
+            "-target-cpu",
+            "gfx950",
+            "-filetype",
+            "asm",
+            "-show-encoding",
+            str(source),
+            "-o",
+            "-",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]
     found = [match.groups() for match in map(_ENCODING.match, done.stdout.splitlines()) if match]
