@@ -51,7 +51,7 @@ lint: $(STAMP)
 
 # SOURCE_DATE_EPOCH: the files in the wheel bear one date (1980, the first that zip knows), so that equal contents give equal bytes.
 wheel: all
-	@rm -rf build dist
+	@rm -rf build/lib build/bdist.* dist
 	SOURCE_DATE_EPOCH=315532800 $(PY) -m build --wheel --no-isolation
 
 # Keeps .venv, which is a download.

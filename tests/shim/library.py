@@ -57,7 +57,9 @@ def build() -> Path:
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             made = Path(scratch) / library.name
             flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared", f"-Wl,-soname,{library.name}"]
-            subprocess.run([sys.executable, "-m", "ziglang", "cc", *flags, SOURCE, "-o", made], check=True)
+            # zig cannot do without a cache directory, and its own choice needs a home directory.
+            environment = {"ZIG_GLOBAL_CACHE_DIR": str(BUILD / "zig_cache")} | os.environ
+            subprocess.run([sys.executable, "-m", "ziglang", "cc", *flags, SOURCE, "-o", made], check=True, env=environment)
             made.replace(library)  # whole, or not at all: other test processes may be looking
     return library
 
