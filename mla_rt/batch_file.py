@@ -69,14 +69,14 @@ def quantize(kv: np.ndarray, kv_format: str, *, scale_rule: str = "even", scale:
 
 
 def made_batch() -> dict[str, Any]:
-    """A small batch for where there is none: ragged, one request empty, shuffled pages of 16, up to two query tokens, some rows peaky."""
+    """A small batch for where there is none: ragged, one request empty, shuffled pages of 16, up to two query tokens, heads from flat to peaky."""
     rng = np.random.default_rng(0)
     page_size, num_heads = 16, 16
     kv_lens, q_lens = np.array([500, 0, 311, 97, 1]), np.array([1, 1, 2, 1, 1])
     num_pages = -(-kv_lens // page_size)
     kv_indptr, qo_indptr = (np.concatenate([[0], np.cumsum(counts)]) for counts in (num_pages, q_lens))
-    kv = rng.standard_normal((kv_indptr[-1], page_size, QK_WIDTH), np.float32) * np.exp2(rng.integers(-2, 3, QK_WIDTH)).astype(np.float32)
-    q = rng.standard_normal((qo_indptr[-1], num_heads, QK_WIDTH), np.float32) * np.exp2(rng.integers(-3, 2, (1, num_heads, 1))).astype(np.float32)
+    kv = rng.standard_normal((kv_indptr[-1], page_size, QK_WIDTH), np.float32) * np.exp2(rng.integers(-1, 2, QK_WIDTH)).astype(np.float32)
+    q = rng.standard_normal((qo_indptr[-1], num_heads, QK_WIDTH), np.float32) * np.exp2(rng.integers(-4, 1, (1, num_heads, 1))).astype(np.float32)
     return {
         "q": q.astype(ml_dtypes.bfloat16),
         "kv": kv.astype(ml_dtypes.bfloat16),

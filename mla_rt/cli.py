@@ -25,7 +25,7 @@ from .device import Device, open_device
 from .errors import DeviceError, KernelFault, UnsupportedArch
 from .occupancy import occupancy
 
-PROGRESS_INTERVAL_SECONDS = 0.2
+_CLEAR_LINE = "\r\x1b[K"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,7 +110,7 @@ def _decode(options: argparse.Namespace) -> int:
     with _opened(options.device) as device:
         kernel = kernel_name(batch.cache.kv_format, device.arch)
         print(f"batch   {options.batch.name}: {describe(batch)}")
-        print(f"device  {describe_device(device)}", flush=True)
+        print(describe_device(device), flush=True)
         begin = time.perf_counter()
         out, lse = decode_batch(batch, device)
         seconds = time.perf_counter() - begin
@@ -193,19 +193,17 @@ def _opened(kind: Any) -> Iterator[Device]:
 
 
 class _Progress:
-    """One line on the terminal that is overwritten, and gone at the end of each launch."""
+    """One line on the terminal, overwritten by the next (the emulator sends a few a second) and gone at the end of each launch."""
 
     def __init__(self) -> None:
-        self.begin = self.shown = time.monotonic()
+        self.begin = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if done >= total:
+        if done < total:
+            text = f"  emulating: {done} of {total} workgroups done, {time.monotonic() - self.begin:.0f} s"
+            print(f"{_CLEAR_LINE}{text}", end="", file=sys.stderr, flush=True)
+        else:
             self.clear()
-            self.begin = now
-        elif now - self.shown >= PROGRESS_INTERVAL_SECONDS:
-            self.shown = now
-            print(f"\r\x1b[K  emulating: {done} of {total} waves done, {now - self.begin:.0f} s", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)

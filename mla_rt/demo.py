@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import Any
 
@@ -21,7 +22,8 @@ PROMISE = (
 LEGEND = """\
 error         RMS error / RMS value of the kernel's result against float64 on the same stored bytes; the worst (row, head)
 rounding      the same of the exact result rounded to bf16, in that row: the error that nobody can avoid
-quantization  of the exact result on the stored bytes against the exact result on the given cache, apart from the kernel; the worst (row, head)"""
+quantization  of the exact result on the stored bytes against the exact result on the given cache, apart from the kernel; the worst (row, head)
+seconds       of the whole call; on the emulator they say nothing of a GPU"""
 
 
 def describe(batch: Batch) -> str:
@@ -32,8 +34,8 @@ def describe(batch: Batch) -> str:
 
 
 def describe_device(device: Device) -> str:
-    """One line: which device, and why that one."""
-    return f"{device.name}, {device.arch} ({device.reason})"
+    """Which device, and why that one."""
+    return textwrap.fill(f"{device.name}; {device.reason}", 140, initial_indent="device  ", subsequent_indent="        ")
 
 
 def demo(arguments: dict[str, Any], source: str, device: Device) -> bool:
@@ -42,7 +44,7 @@ def demo(arguments: dict[str, Any], source: str, device: Device) -> bool:
     original = arguments["kv"]
     batch = make_batch(**{**arguments, "kv": quantize(original, "bf16")})
     print(f"batch   {source}: {describe(batch)}")
-    print(f"device  {describe_device(device)}\n", flush=True)
+    print(f"{describe_device(device)}\n", flush=True)
     print(TABLE_HEAD, flush=True)
     broken = []
     for kv_format in formats:
