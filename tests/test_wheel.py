@@ -26,12 +26,12 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-def build_wheel(tree: Path) -> Path:
-    """Build the wheel in a copy of the repository, with the date that `make wheel` gives its files."""
+def build_wheel(source: Path, tree: Path) -> Path:
+    """Build the wheel in `tree`, a copy made of the repository `source`, with the date that `make wheel` gives its files."""
     tree.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy2(ROOT / name, tree / name)
-    shutil.copytree(ROOT / "mla_rt", tree / "mla_rt", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy2(source / name, tree / name)
+    shutil.copytree(source / "mla_rt", tree / "mla_rt", ignore=shutil.ignore_patterns("__pycache__"))
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", ".", cwd=tree, SOURCE_DATE_EPOCH="315532800")
     [wheel] = (tree / "dist").glob("*.whl")
     return wheel
@@ -48,7 +48,7 @@ def runtime_distributions(name: str) -> Iterator[importlib.metadata.Distribution
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel") / "tree")
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel") / "tree")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_wheel_carries_code_objects_and_types(wheel: Path) -> None:
 
 
 def test_wheel_is_reproducible(wheel: Path, tmp_path: Path) -> None:
-    assert build_wheel(tmp_path / "elsewhere").read_bytes() == wheel.read_bytes()
+    assert build_wheel(wheel.parents[1], tmp_path / "elsewhere").read_bytes() == wheel.read_bytes()
 
 
 def test_installed_command_runs_with_no_compiler(venv: Path, tmp_path: Path) -> None:
