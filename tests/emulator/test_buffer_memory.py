@@ -152,7 +152,7 @@ def test_resource_larger_than_its_memory_is_a_fault(buffer):
     group, _ = buffer
     group.state.sgpr[6] = OWNED + 1000
     set_v(group, 0, OWNED - 128 + LANE * 4)
-    with pytest.raises(KernelFault, match="'buffer'.*lane 32"):
+    with pytest.raises(KernelFault, match=r"'buffer'.*lane 32"):
         execute(group, "buffer_load_dword v4, v0, s[4:7], 0 offen")
 
 

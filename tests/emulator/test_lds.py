@@ -151,7 +151,7 @@ def test_out_of_bounds_is_a_fault(text, reach):
     set_v(group, 0, np.where(LANE == 40, last, 0))
     execute(group, text)
     set_v(group, 0, np.where(LANE == 40, last + 8, 0))
-    with pytest.raises(KernelFault, match="outside the workgroup's 1000 bytes .*lane 40"):
+    with pytest.raises(KernelFault, match=r"outside the workgroup's 1000 bytes .*lane 40"):
         execute(group, text)
     set_v(group, 0, np.where(LANE == 40, 0xFFFFFFF8, 0))
     with pytest.raises(KernelFault, match="outside the workgroup's"):
@@ -159,14 +159,15 @@ def test_out_of_bounds_is_a_fault(text, reach):
 
 
 @pytest.mark.parametrize(("text", "good", "bad"), [
-    ("ds_read_b32 v4, v0", 4, 2), ("ds_read_b128 v[4:7], v0", 4, 6), ("ds_write_b16 v0, v4", 2, 3), ("ds_read_b64_tr_b8 v[4:5], v0", 8, 4), ("ds_add_u64 v0, v[4:5]", 8, 4),
+    ("ds_read_b32 v4, v0", 4, 2), ("ds_read_b128 v[4:7], v0", 4, 6), ("ds_write_b16 v0, v4", 2, 3),
+    ("ds_read_b64_tr_b8 v[4:5], v0", 8, 4), ("ds_add_u64 v0, v[4:5]", 8, 4),
 ])  # fmt: skip
 def test_misaligned_is_a_fault(text, good, bad):
     group, _ = filled()
     set_v(group, 0, np.full(64, good))
     execute(group, text)
     set_v(group, 0, np.where(LANE == 7, bad, good))
-    with pytest.raises(KernelFault, match="not aligned to .*lane 7"):
+    with pytest.raises(KernelFault, match=r"not aligned to .*lane 7"):
         execute(group, text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def test_device_address_is_host_address(memory):
 
 def test_allocations_are_aligned_poisoned_and_apart(memory):
     spans = [(memory.allocate(nbytes), nbytes) for nbytes in (1, 256, 4096, 4097, 0, 100)]
-    for (address, nbytes), (following, _) in zip(spans, spans[1:], strict=False):
+    for (address, nbytes), (following, _) in itertools.pairwise(spans):
         assert address % 256 == 0
         assert following - (address + nbytes) >= GUARD
         assert (memory.bytes_at(address, nbytes) == 0xFF).all()
@@ -71,13 +72,13 @@ def test_address_space_is_used_again_only_when_exhausted():
     memory = Memory(1 << 20)
     first = memory.allocate(300 << 10)
     kept = memory.allocate(300 << 10)
-    with pytest.raises(MemoryError, match="no .* bytes of address space left"):
+    with pytest.raises(MemoryError, match=r"no .* bytes of address space left"):
         memory.allocate(500 << 10)
     memory.free(first)
     again = memory.allocate(300 << 10)
     third = memory.allocate(200 << 10)
     spans = sorted([(kept, 300 << 10), (again, 300 << 10), (third, 200 << 10)])
-    for (start, nbytes), (following, _) in zip(spans, spans[1:], strict=False):
+    for (start, nbytes), (following, _) in itertools.pairwise(spans):
         assert start + nbytes + GUARD <= following
     assert (memory.bytes_at(again, 300 << 10) == 0xFF).all()
     memory.close()

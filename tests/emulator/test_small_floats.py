@@ -1,4 +1,4 @@
-"""The narrow formats: values written out from the OCP definitions, exhaustive rounding against exact arithmetic, and ml_dtypes as a second opinion."""
+"""The narrow formats: values written out from the OCP definitions, every tie by exact arithmetic, and ml_dtypes as a second opinion."""
 
 from __future__ import annotations
 

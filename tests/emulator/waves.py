@@ -1,4 +1,4 @@
-"""Waves for instruction tests: registers set by hand, one instruction given as assembly text, encoded by LLVM, decoded and executed by the emulator."""
+"""Waves for instruction tests: registers set by hand, assembly text encoded by LLVM, decoded and executed."""
 
 from __future__ import annotations
 
