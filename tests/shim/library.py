@@ -1,4 +1,4 @@
-"""Builds the stand-in HIP runtime (hip_shim.c), loads it where hip-python finds it, and serves its callbacks with the emulator.
+"""Builds the stand-in HIP runtime (hip_shim.c, queues.h), loads it where hip-python finds it, and serves its callbacks with the emulator.
 
 hip-python opens `libamdhip64.so` at its first call and gets a library of that SONAME which the process has loaded already. So real hip-python
 and the real `mla_rt.hip_device` run on a machine with no GPU and no ROCm.
@@ -40,7 +40,7 @@ CALLBACK_TYPES = {name: ctypes.CFUNCTYPE(ctypes.c_int, *arguments) for name, arg
 
 
 class Backend(ctypes.Structure):
-    """`struct backend` of hip_shim.c."""
+    """`struct backend` of queues.h."""
 
     _fields_ = [
         *[("name", char_p), ("arch", char_p), ("compute_units", ctypes.c_int), ("lds_bytes", ctypes.c_int)],
@@ -49,8 +49,8 @@ class Backend(ctypes.Structure):
 
 
 def build() -> Path:
-    """The library, compiled if this source was not yet compiled here: build/hip_shim/<digest>/lib/libamdhip64.so."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    """The library, compiled if these sources were not yet compiled here: build/hip_shim/<digest>/lib/libamdhip64.so."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCE.parent.glob("*.[ch]")))).hexdigest()[:16]
     library = BUILD / digest / "lib" / "libamdhip64.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
