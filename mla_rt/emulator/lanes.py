@@ -109,7 +109,7 @@ def check_sdwa_select(select: int) -> int:
 
 
 def _readfirstlane(encoded: Encoded) -> Run:
-    if encoded.encoding not in ("VOP1", "VOP3"):
+    if encoded.encoding != "VOP1":
         raise UnsupportedEncoding("readfirstlane with SDWA or DPP")
     source = vector_source(encoded.src0, KINDS["u32"], encoded.fields.get("literal"))
     destination = check_scalar_destination(encoded.vdst)

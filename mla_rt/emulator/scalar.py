@@ -268,12 +268,11 @@ def _first_set(bits: Value) -> Value:
 
 def _leading_change(value: Value) -> Value:
     bits = _bits(value)[:, ::-1]
-    changed: Value = np.not_equal(bits, bits[:, :1])
-    return _first_set(changed)
+    return _first_set(bits != bits[:, :1])
 
 
 def _any_of_four(value: Value) -> Value:
-    return _bits(value).reshape(len(value), -1, 4).any(axis=2)
+    return np.asarray(_bits(value).reshape(len(value), -1, 4).any(axis=2))
 
 
 def _sign_extend(bits: int) -> Callable[[Value], Value]:

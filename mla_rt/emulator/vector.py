@@ -58,7 +58,7 @@ VOP2 = _merge(
         55: row("v_dot2c_f32_f16", "f32 = u32 u32 f32", dot2c_f32_f16, accumulates=True),
     },
 )
-_SHORT_ONLY = frozenset({81, 82})  # v_swap_b32 and v_accvgpr_mov_b32 have no VOP3 form
+_SHORT_ONLY = frozenset({2, 81, 82})  # LLVM knows no VOP3 form of v_readfirstlane_b32, v_swap_b32, v_accvgpr_mov_b32
 VOP3 = _merge(
     VOPC,
     {0x100 + opcode: entry for opcode, entry in VOP2.items() if opcode not in (23, 24)},

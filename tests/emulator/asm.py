@@ -20,31 +20,34 @@ _CLANG = [sys.executable, "-m", "ziglang", "clang"]
 _ENCODING = re.compile(r"^\s*(.*?)\s*(?:;|//) encoding: \[([0-9a-fx,]+)\]")
 
 
-@functools.cache
-def encodings(lines: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
-    """Each line of assembly as LLVM prints it back and as bytes, in order. No line may need a fixup (a label). An error of LLVM fails the test."""
+def _show_encodings(lines: tuple[str, ...]) -> tuple[list[tuple[str, bytes]], str]:
+    """LLVM's text and bytes of every line that it accepts, and its errors."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "lines.s")
         source.write_text("\n".join(lines) + "\n")
-        command = [
-            *_CLANG,
-            "-cc1as",
-            "-triple",
-            "amdgcn-amd-amdhsa",
-            "-target-cpu",
-            "gfx950",
-            "-filetype",
-            "asm",
-            "-show-encoding",
-            str(source),
-            "-o",
-            "-",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:4000]
+        options = ["-triple", "amdgcn-amd-amdhsa", "-target-cpu", "gfx950", "-filetype", "asm", "-show-encoding", "-o", "-"]
+        done = subprocess.run([*_CLANG, "-cc1as", *options, str(source)], capture_output=True, text=True)
     found = [match.groups() for match in map(_ENCODING.match, done.stdout.splitlines()) if match]
+    return [(text, bytes(int(byte, 16) for byte in code.split(","))) for text, code in found], done.stderr
+
+
+@functools.cache
+def encodings(lines: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    """Each line of assembly as LLVM prints it back and as bytes, in order. No line may need a fixup (a label). An error of LLVM fails the test."""
+    found, errors = _show_encodings(lines)
+    assert not errors, errors[:4000]
     assert len(found) == len(lines), f"{len(lines)} lines gave {len(found)} encodings"
-    return tuple((text, bytes(int(byte, 16) for byte in code.split(","))) for text, code in found)
+    return tuple(found)
+
+
+@functools.cache
+def accepted(candidates: tuple[str, ...]) -> dict[str, bytes]:
+    """Those of many candidate lines that LLVM accepts, with their bytes. A line comes back as it was given if LLVM prints it so."""
+    numbers = re.compile(r"lines\.s:(\d+):\d+: error")
+    _, errors = _show_encodings(candidates)
+    rejected = {int(number) - 1 for number in numbers.findall(errors)}
+    kept = tuple(line for i, line in enumerate(candidates) if i not in rejected)
+    return dict(zip(kept, (code for _, code in encodings(kept)), strict=True))
 
 
 @functools.cache
