@@ -196,7 +196,8 @@ def _read_transposed(bits: int, dwords: int) -> Callable[[Encoded], Run]:
         align = 8 if dwords == 2 else 4
 
         def run(group: Group) -> None:
-            partial: np.ndarray = group.mask.any(axis=1) & ~group.mask.all(axis=1)
+            active = group.mask.sum(axis=1)
+            partial = (active > 0) & (active < LANES)
             if partial.any():
                 raise group.fault("transposed LDS read with only some lanes active", ~group.mask & partial[:, None])
             where = _locate(group, _address(group, register, offset), group.mask, 4 * dwords, "transposed read", align)

@@ -9,7 +9,7 @@ EXEC is ignored: every lane takes part and all of D is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +19,12 @@ from .operands import FIRST_VGPR, KINDS, UNSIGNED, constant_bits
 from .small_floats import E2M1, E2M3, E3M2, E4M3, E5M2, E8M0_DECODE, SmallFloat, bf16_to_f32, f16_to_f32
 from .state import LANES, Group
 
+_CHUNK = 1 << 15  # items of an operand to convert and multiply at once, so that they stay in the processor's cache
+
 
 @dataclass(frozen=True)
 class Element:
-    """An input type: bits per item, and decode(uint32 [..., registers]) -> float64 [..., items], items in order of their bits."""
+    """An input type: bits per item, and decode(uint32 [..., dwords], contiguous) -> float64 [..., items], items in order of their bits."""
 
     name: str
     bits: int
@@ -44,13 +46,14 @@ def _bytes_by_table(small: SmallFloat) -> Element:
 
 def _six_bits_by_table(small: SmallFloat) -> Element:
     table = small.decode.astype(np.float64)
-    first_bit = np.arange(32) * 6
+    first_bit = np.arange(16) * 6  # of the 16 items in three dwords
     low, shift = first_bit // 32, (first_bit % 32).astype(np.uint64)
-    high = np.minimum(low + 1, 5)  # an item that ends with a register takes nothing from the next
+    high = np.minimum(low + 1, 2)  # an item that ends with a dword takes nothing from the next
 
-    def decode(registers: np.ndarray) -> np.ndarray:
-        wide = registers.astype(np.uint64)
-        return table.take(((wide[..., low] | wide[..., high] << np.uint64(32)) >> shift & np.uint64(63)).astype(np.int64))
+    def decode(dwords: np.ndarray) -> np.ndarray:
+        wide = dwords.reshape(*dwords.shape[:-1], -1, 3).astype(np.uint64)
+        codes = (wide[..., low] | wide[..., high] << np.uint64(32)) >> shift & np.uint64(63)
+        return table.take(codes.astype(np.uint8)).reshape(*dwords.shape[:-1], -1)
 
     return Element(small.name, 6, decode)
 
@@ -107,19 +110,18 @@ def is_split(shape: Shape, bits: int) -> bool:
     return bits == 8 and shape.items == 32
 
 
-def matrix_of_operand(shape: Shape, bits: int, items: np.ndarray) -> np.ndarray:
-    """The lane map of A, and of B transposed: items [waves, 64, items a lane] -> [waves, blocks, dim, depth].
+def words_of_operand(shape: Shape, bits: int, registers: Sequence[np.ndarray]) -> np.ndarray:
+    """The lane map of A, and of B transposed: registers [waves, 64] each -> dwords [waves, blocks, dim, dwords of a row], items in order of k.
 
     Lane l holds row l % dim of block l // dim % blocks and the k range number l // (dim * blocks).
     """
-    waves = items.shape[0]
-    if is_split(shape, bits):
-        lanes = items.reshape(waves, shape.lane_groups, shape.blocks, shape.dim, 2, 16)
-        ordered = lanes.transpose(0, 2, 3, 4, 1, 5)
-    else:
-        lanes = items.reshape(waves, shape.lane_groups, shape.blocks, shape.dim, shape.items)
-        ordered = lanes.transpose(0, 2, 3, 1, 4)
-    return ordered.reshape(waves, shape.blocks, shape.dim, shape.depth)
+    runs = 2 if is_split(shape, bits) else 1
+    in_run = len(registers) // runs
+    words = np.empty((len(registers[0]), shape.blocks, shape.dim, runs, shape.lane_groups, in_run), np.uint32)
+    by_register = words.transpose(3, 5, 0, 4, 1, 2)
+    for i, register in enumerate(registers):
+        by_register[i // in_run, i % in_run] = register.reshape(-1, shape.lane_groups, shape.blocks, shape.dim)
+    return words.reshape(*words.shape[:3], -1)
 
 
 def registers_of_result(shape: Shape, matrix: np.ndarray) -> np.ndarray:
@@ -153,26 +155,30 @@ def block_scales(shape: Shape, registers: np.ndarray, byte: int) -> np.ndarray:
 
 
 Factors = Callable[[Group], np.ndarray]
+ReadChunk = Callable[[slice], np.ndarray]
 
 
 def _operand(
     encoded: Encoded, source: int, accumulator: int, shape: Shape, element: Element, factors: Factors | None
-) -> Callable[[Group], np.ndarray]:
-    """Reader of A, or of B transposed: float64 [waves, blocks, dim, depth]."""
+) -> Callable[[Group], ReadChunk]:
+    """Reader of A, or of B transposed: of a group, then of a slice of its waves: float64 [waves, blocks, dim, depth]."""
     if source < FIRST_VGPR:
         raise UnsupportedEncoding(f"matrix operand code {source}")
     first = source - FIRST_VGPR + (encoded.accum_offset if accumulator else 0)
     count = shape.items * element.bits // 32
 
-    def read(group: Group) -> np.ndarray:
-        registers = np.empty((group.n, LANES, count), np.uint32)
-        for i in range(count):
-            registers[..., i] = group.read_vgpr(first + i)
-        matrix = matrix_of_operand(shape, element.bits, element.decode(registers))
-        if factors is None:
+    def read(group: Group) -> ReadChunk:
+        registers = [group.read_vgpr(first + i) for i in range(count)]
+        scale = None if factors is None else factors(group)
+
+        def read_chunk(waves: slice) -> np.ndarray:
+            matrix = element.decode(words_of_operand(shape, element.bits, [register[waves] for register in registers]))
+            if scale is not None:
+                in_blocks = matrix.reshape(len(matrix), shape.dim, -1, 32)
+                in_blocks *= scale[waves, :, :, None]
             return matrix
-        blocks = matrix.reshape(group.n, shape.dim, -1, 32) * factors(group)[..., None]
-        return blocks.reshape(matrix.shape)
+
+        return read_chunk
 
     return read
 
@@ -203,10 +209,15 @@ def _multiply_add(encoded: Encoded, shape: Shape, a: Element, b: Element, factor
     read_b = _operand(encoded, encoded.src1, encoded.acc >> 1, shape, b, factors[1])
     read_c = _accumulator(encoded, shape)
     destination = encoded.vdst + (encoded.accum_offset if encoded.acc_cd else 0)
+    waves_at_once = max(1, _CHUNK // (shape.dim * shape.depth * shape.blocks))
 
     def run(group: Group) -> None:
+        chunk_of_a, chunk_of_b = read_a(group), read_b(group)
+        product = np.empty((group.n, shape.blocks, shape.dim, shape.dim))
         with np.errstate(invalid="ignore", over="ignore"):
-            product = np.matmul(read_a(group), read_b(group).swapaxes(2, 3))
+            for start in range(0, group.n, waves_at_once):
+                waves = slice(start, start + waves_at_once)
+                np.matmul(chunk_of_a(waves), chunk_of_b(waves).swapaxes(2, 3), out=product[waves])
             values = _add_to(read_c(group), registers_of_result(shape, product))
         words = values.view(np.uint32)
         if values.dtype.itemsize == 4:
@@ -258,8 +269,8 @@ def _scale_reader(encoded: Encoded, shape: Shape, side: int) -> Factors:
     bits = constant_bits(code, KINDS["f32"], None)
     if bits is None or not 240 <= code <= 248:
         raise UnsupportedEncoding(f"matrix scale operand code {code}")
-    factor = np.full((1, 1, 1), E8M0_DECODE[bits >> 23 & 0xFF])
-    return lambda group: factor
+    factor = E8M0_DECODE[bits >> 23 & 0xFF]
+    return lambda group: np.broadcast_to(factor, (group.n, shape.dim, shape.depth // 32))
 
 
 def _shapes() -> dict[int, tuple[str, Shape, Element, Element]]:
