@@ -124,11 +124,11 @@ def test_what_no_request_owns_changes_no_bit(kv_format, emulator_device):
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_pages_beyond_2_and_4_gib(kv_format, page_size, emulator_device, monkeypatch):
     """The same rows near the start of a cache and on both sides of 2^31 and 2^32 bytes: an offset of 32 bits reads others, or faults."""
-    near = make(Case((2 * page_size + 70,), kv_format=kv_format, page_size=page_size))
+    near = make(Case((4 * page_size + 70,), kv_format=kv_format, page_size=page_size))
     expected = run(near, emulator_device)
     small = near.batch()
     rows, scales = small.cache.rows, small.cache.scales
-    pages_to_2_gib = 2**31 // (rows.shape[1] * rows.shape[2])
+    pages_to_2_gib = -(-(2**31) // rows[0].nbytes)
     # Pages in turn just before and behind either border; unowned pages are never written, here or on the device.
     used = len(small.kv_indices)
     far = np.array([(1 + i % 2) * pages_to_2_gib + i // 2 - used // 4 for i in range(used)])
