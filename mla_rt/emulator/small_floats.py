@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 _F32_MANTISSA = 23
+_F64_MAGNITUDE, _F64_INFINITY = np.uint64((1 << 63) - 1), np.uint64(0x7FF << 52)
 
 
 @dataclass(frozen=True)
@@ -55,29 +56,42 @@ class SmallFloat:
         saturate: beyond the largest value give that value instead of the overflow code (formats without such a code always do).
         noise: uint32 for stochastic rounding instead: it is added, from its top bit down, below the last place that is kept.
         """
-        return self.encode_scaled(bits.view(np.float32).astype(np.float64), saturate=saturate, noise=noise)
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            value = bits.view(np.float32).astype(np.float64)
+        return self.encode_scaled(value, saturate=saturate, noise=noise)
 
     def encode_scaled(self, value: np.ndarray, *, saturate: bool = False, noise: np.ndarray | None = None) -> np.ndarray:
         """As `encode`, for float64 values: those that come of dividing float32 by a power of two, which float64 holds exactly."""
-        sign = np.signbit(value).astype(np.uint32) << np.uint32(self.bits - 1)
-        magnitude = np.abs(value)
-        nan = np.isnan(magnitude)
-        finite = np.where(np.isfinite(magnitude), magnitude, 0.0)
+        pattern = value.view(np.uint64)
+        magnitude = pattern & _F64_MAGNITUDE
+        code = self._nearest_even(magnitude) if noise is None else self._with_noise(magnitude.view(np.float64), noise)
+        beyond = self.max_code if saturate or self.overflow_code is None else self.overflow_code
+        code = np.where(code > np.uint64(self.max_code), np.uint64(beyond), code)
+        code = np.where(magnitude > _F64_INFINITY, np.uint64(self.max_code if self.nan_code is None else self.nan_code), code)
+        return (code | pattern >> np.uint64(63) << np.uint64(self.bits - 1)).astype(np.uint32)
+
+    def _nearest_even(self, magnitude: np.ndarray) -> np.ndarray:
+        """Codes (uint64) of float64 bits without sign; above max_code where the value is too large, infinite or NaN."""
+        drop = np.uint64(52 - self.mantissa_bits)
+        # Rounding in the bit pattern carries into the exponent where it must; what is left is to exchange the exponent's bias.
+        half = np.uint64((1 << (51 - self.mantissa_bits)) - 1)
+        normal = (magnitude + (half + (magnitude >> drop & np.uint64(1))) >> drop) - np.uint64((1023 - self.bias) << self.mantissa_bits)
+        # Next to this number the spacing of float64 is that of the subnormal codes, so that the addition rounds to them.
+        anchor = np.float64(2.0 ** (53 - self.mantissa_bits - self.bias))
+        with np.errstate(invalid="ignore"):
+            subnormal = (magnitude.view(np.float64) + anchor).view(np.uint64) - anchor.view(np.uint64)
+        return np.where(magnitude < np.uint64((1024 - self.bias) << 52), subnormal, normal)
+
+    def _with_noise(self, magnitude: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """As `_nearest_even`, for float64 values, rounded down after adding noise * 2**-32 of the spacing of codes."""
+        finite = np.where(np.isfinite(magnitude), magnitude, 2.0**127)
         _, exponent = np.frexp(finite)
         exponent = np.where(finite == 0, 2 - self.bias, exponent)  # frexp gives 0 an exponent of 0, that of a large number
-        # The spacing of codes around the value; subnormal codes share the spacing of the smallest normal ones.
+        # Subnormal codes share the spacing of the smallest normal ones.
         spacing = np.maximum(exponent - 1, 1 - self.bias) - self.mantissa_bits
-        units = np.ldexp(finite, -spacing)
-        whole = np.rint(units) if noise is None else np.floor(units + np.ldexp(noise.astype(np.float64), -32))
+        whole = np.floor(np.ldexp(finite, -spacing) + np.ldexp(noise.astype(np.float64), -32))
         # whole counts units of the value's binade; a carry into the next binade lands on the right code by itself.
-        code = whole + np.ldexp((spacing + self.mantissa_bits + self.bias - 1).astype(np.float64), self.mantissa_bits)
-        over = (code > self.max_code) | np.isinf(magnitude)
-        code = np.where(over, self.max_code if saturate or self.overflow_code is None else self.overflow_code, code)
-        if self.nan_code is not None:
-            code = np.where(nan, self.nan_code, code)
-        else:
-            code = np.where(nan, self.max_code, code)
-        return code.astype(np.uint32) | sign
+        return (whole + np.ldexp((spacing + self.mantissa_bits + self.bias - 1).astype(np.float64), self.mantissa_bits)).astype(np.uint64)
 
 
 E4M3 = SmallFloat("fp8", 4, 3, 7, max_code=0x7E, overflow_code=0x7F, nan_code=0x7F)
@@ -110,7 +124,8 @@ def f32_to_bf16(bits: np.ndarray) -> np.ndarray:
 
 def f16_to_f32(halves: np.ndarray) -> np.ndarray:
     """float32 values of f16 bit patterns in the low 16 bits of an unsigned integer array."""
-    return halves.astype(np.uint16).view(np.float16).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return halves.astype(np.uint16).view(np.float16).astype(np.float32)
 
 
 def f32_to_f16(bits: np.ndarray) -> np.ndarray:

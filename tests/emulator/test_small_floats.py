@@ -91,10 +91,22 @@ def test_against_ml_dtypes(name):
     np.testing.assert_array_equal(small.decode, decoded)
 
 
+@pytest.mark.parametrize("noise", [None, 0, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_code_comes_back_whatever_the_noise(name, noise):
+    """Both zeros, subnormals and infinities included: what is exact is not rounded."""
+    small, _ = FORMATS[name]
+    codes = np.flatnonzero(~np.isnan(small.decode))
+    noises = None if noise is None else np.full(len(codes), noise, np.uint32)
+    assert small.encode(small.decode[codes].view(np.uint32), noise=noises).tolist() == codes.tolist()
+
+
 def test_overflow_and_nan():
     """464 is the midpoint of 448 and what would be 480; 61440 that of 57344 and 65536."""
     assert E4M3.encode(bits(448, 463.9, 464, 464.1, -1e9, np.inf, np.nan)).tolist() == [0x7E, 0x7E, 0x7E, 0x7F, 0xFF, 0x7F, 0x7F]
     assert E5M2.encode(bits(57344, 61439, 61440, -1e9, np.inf, np.nan)).tolist() == [0x7B, 0x7B, 0x7C, 0xFC, 0x7C, 0x7F]
+    signalling = np.array([0x7F800001, 0xFF800001], np.uint32)
+    assert E4M3.encode(signalling).tolist() == [0x7F, 0xFF]
     assert E4M3.encode(bits(1e9, -np.inf, np.nan), saturate=True).tolist() == [0x7E, 0xFE, 0x7F]
     assert E2M1.encode(bits(5, 7, -1e30, np.inf)).tolist() == [6, 7, 15, 7]
     assert E2M3.encode(bits(7.6, np.inf, -np.inf)).tolist() == [0x1F, 0x1F, 0x3F]
