@@ -252,8 +252,10 @@ def _integers(name: str, values: Any, *, ndim: int, limit: int | None = _INT32_M
         raise TypeError(f"{name} has dtype {array.dtype}; integers are needed")
     if array.ndim != ndim:
         raise ValueError(f"{name} has shape {array.shape}; {ndim} dimension{'s' if ndim > 1 else ''} are needed")
-    if limit is not None and array.size and max(int(array.max()), -int(array.min())) > limit:
-        raise ValueError(f"{name} holds {int(array.max())}; the limit is {limit}")
+    if limit is not None and array.size:
+        largest = max(int(array.max()), int(array.min()), key=abs)
+        if abs(largest) > limit:
+            raise ValueError(f"{name} holds {largest}; the limit is {limit}")
     return array.astype(np.int64)
 
 

@@ -106,6 +106,8 @@ def _decode(options: argparse.Namespace) -> int:
     arguments = batch_file.load_batch(options.batch)
     original = arguments["kv"]
     stored = batch_file.load_record(options.kv) if options.kv is not None else _stored(options, original, options.kv_format)
+    if stored.shape != original.shape:  # one would be judged by the other
+        raise ValueError(f"{options.kv} holds a cache of shape {stored.shape}, the kv of {options.batch} has shape {original.shape}")
     batch = make_batch(**{**arguments, "kv": stored, "num_splits": options.splits})
     with _opened(options.device) as device:
         kernel = kernel_name(batch.cache.kv_format, device.arch)

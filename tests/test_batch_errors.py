@@ -73,6 +73,7 @@ BAD = [
     ({"kv_indptr": [0.0, 3.0, 8.0]}, TypeError, "kv_indptr has dtype float64"),
     ({"kv_indptr": [[0, 3, 8]]}, ValueError, r"kv_indptr has shape \(1, 3\)"),
     ({"kv_indptr": [0, 3, 2**31]}, ValueError, "kv_indptr holds 2147483648; the limit is 2147483647"),
+    ({"kv_indptr": [0, -(2**40), 8]}, ValueError, "kv_indptr holds -1099511627776"),
     ({"kv_indptr": np.array([0, 3, 2**64 - 1], np.uint64)}, ValueError, "kv_indptr holds 18446744073709551615"),
     ({"kv_indptr": [0, 3]}, ValueError, "q has 2 tokens for 1 requests"),
     # qo_indptr

@@ -207,6 +207,7 @@ def test_a_file_that_is_no_batch_is_one_line(capsys, tmp_path, content, message)
 
 def test_bad_options_are_refused(capsys, tmp_path, batch_path):
     rows = written(tmp_path, "kv.npy", np.zeros((2, 576), np.float32))
+    quantize_fp8(np.zeros((80, 576), np.float32)).save(tmp_path / "other.npz")
     output = tmp_path / "out.npz"
     for arguments, message in [
         ([], "required: command"),
@@ -219,6 +220,8 @@ def test_bad_options_are_refused(capsys, tmp_path, batch_path):
         (["decode", batch_path, "--kv-format", "fp8_e4m3fnuz", "--device", "emulator"], "cannot be decoded on gfx950"),
         (["decode", batch_path, "--kv", batch_path], "its format is ''"),
         (["decode", batch_path, "--kv", rows], "not a readable npz file"),
+        (["decode", batch_path, "--kv", tmp_path / "other.npz"], "holds a cache of shape (80, 576)"),
+        (["decode", batch_path, "--kv", tmp_path / "other.npz", "--kv-format", "mxfp4"], "not allowed with argument"),
         (["quantize", rows, "--to", "mxfp4"], "required: -o"),
         (["quantize", rows, "--to", "fp8_e4m3fn", "--scale", "-1", "-o", output], "scale is -1.0"),
         (["quantize", rows, "--to", "mxfp4", "--scale", "1", "-o", output], "--scale is for fp8"),
