@@ -79,7 +79,8 @@ def fma_f64(a: Array, b: Array, c: Array) -> Array:
     magnitude = [np.abs(x) for x in (a, b, c, product)]
     safe = np.logical_and.reduce([(m == 0) | ((m > 1e-200) & (m < 1e150)) for m in magnitude]) & ((product != 0) | (a == 0) | (b == 0))
     simple = ~np.isfinite(a) | ~np.isfinite(b) | ~np.isfinite(c) | (a == 0) | (b == 0)
-    result = np.where(simple, product + c, result)
+    # An infinite c decides, though the product of two finite numbers may overflow here.
+    result = np.where(simple, np.where(np.isfinite(a) & np.isfinite(b) & np.isinf(c), c, product + c), result)
     for index in np.argwhere(~safe & ~simple):
         i = tuple(index)
         result[i] = _fraction_to_f64(Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i])), bool(np.signbit(product[i])))
@@ -106,7 +107,7 @@ def _extremum(propagating: Callable[..., Array], ignoring: Callable[..., Array],
     def run(a: Array, b: Array) -> Array:
         result = propagating(a, b)
         if np.isnan(result).any():
-            result = np.where(is_signalling(a) | is_signalling(b), result, ignoring(a, b))
+            result = np.where(is_signalling(a) | is_signalling(b), a + b, ignoring(a, b))  # the sum is a quiet NaN
         if not result.all():  # a zero: numpy may return either of +0 and -0
             unsigned = _LAYOUT[result.dtype][0]
             both_zero = (a == 0) & (b == 0)

@@ -57,7 +57,11 @@ FORMS: dict[str, list[tuple[str, str, dict[str, int]]]] = {
         ("vdst src0 literal vsrc1", "", {"vdst": 6, "src0": 266, "vsrc1": 12, "literal": 0x42280000}),
     ],
     "VOP2_SDWA": [
-        (roles, tail + " dst_sel:BYTE_1 dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:BYTE_3", {"vdst": 6, "src0": 266, "src0_sel": 5, "src1_sel": 3})
+        (
+            roles,
+            tail + " dst_sel:BYTE_1 dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:BYTE_3",
+            {"vdst": 6, "src0": 266, "src0_sel": 5, "src1_sel": 3},
+        )
         for roles, tail in (("vdst src0 vsrc1", ""), ("vdst src0 vsrc1", ", vcc"), ("vdst vcc src0 vsrc1", ""), ("vdst vcc src0 vsrc1", ", vcc"))
     ],
     "VOP2_DPP": [
@@ -65,7 +69,9 @@ FORMS: dict[str, list[tuple[str, str, dict[str, int]]]] = {
         for roles, tail in (("vdst src0 vsrc1", ""), ("vdst src0 vsrc1", ", vcc"), ("vdst vcc src0 vsrc1", ""), ("vdst vcc src0 vsrc1", ", vcc"))
     ],
     "VOPC": [("vcc src0 vsrc1", "", {"src0": 266, "vsrc1": 12})],
-    "VOPC_SDWA": [("mask src0 vsrc1", " src0_sel:WORD_1 src1_sel:DWORD", {"src0": 266, "vsrc1": 12, "sdst": 20, "sd": 1, "src0_sel": 5, "src1_sel": 6})],
+    "VOPC_SDWA": [
+        ("mask src0 vsrc1", " src0_sel:WORD_1 src1_sel:DWORD", {"src0": 266, "vsrc1": 12, "sdst": 20, "sd": 1, "src0_sel": 5, "src1_sel": 6})
+    ],
     "VOP3": [
         ("vdst src0 src1 src2", "", {"vdst": 6, **SOURCES3}),
         ("vdst src0 src1 mask", "", {"vdst": 6, "src0": 266, "src1": 268, "src2": 20}),
