@@ -39,7 +39,6 @@ def _f32_bits(value: np.ndarray) -> np.ndarray:
 F32 = Wide("f32", 32, lambda patterns: patterns.view(np.float32), _f32_bits)
 F16 = Wide("f16", 16, lambda patterns: f16_to_f32(patterns & np.uint32(0xFFFF)), lambda value: f32_to_f16(_f32_bits(value)))
 BF16 = Wide("bf16", 16, bf16_to_f32, lambda value: f32_to_bf16(_f32_bits(value)))
-_WIDE = (F32, F16, BF16)
 
 
 def _write_field(group: Group, register: int, value: np.ndarray, low: int, bits: int) -> None:

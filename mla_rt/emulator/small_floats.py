@@ -17,8 +17,8 @@ _F64_MAGNITUDE, _F64_INFINITY = np.uint64((1 << 63) - 1), np.uint64(0x7FF << 52)
 class SmallFloat:
     """A sign-magnitude format of at most 8 bits.
 
-    max_code: magnitude code of the largest finite value; overflow_code: of what is produced beyond it when not saturating (None: the
-    format always saturates); nan_code: of the NaN produced (None: the format has none).
+    max_code: magnitude code of the largest finite value; overflow_code: of what is produced beyond it (None: the format saturates);
+    nan_code: of the NaN produced (None: the format has none).
     decode: float32 [2**bits], exact values by code.
     """
 
@@ -50,22 +50,21 @@ class SmallFloat:
             magnitude[self.infinity_code] = np.inf
         return np.concatenate([magnitude, -magnitude]).astype(np.float32)
 
-    def encode(self, bits: np.ndarray, *, saturate: bool = False, noise: np.ndarray | None = None) -> np.ndarray:
+    def encode(self, bits: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
         """Codes (uint32) of float32 values given as uint32 bits, rounded to nearest even.
 
-        saturate: beyond the largest value give that value instead of the overflow code (formats without such a code always do).
         noise: uint32 for stochastic rounding instead: it is added, from its top bit down, below the last place that is kept.
         """
         with np.errstate(invalid="ignore"):  # signalling NaNs
             value = bits.view(np.float32).astype(np.float64)
-        return self.encode_scaled(value, saturate=saturate, noise=noise)
+        return self.encode_scaled(value, noise)
 
-    def encode_scaled(self, value: np.ndarray, *, saturate: bool = False, noise: np.ndarray | None = None) -> np.ndarray:
+    def encode_scaled(self, value: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
         """As `encode`, for float64 values: those that come of dividing float32 by a power of two, which float64 holds exactly."""
         pattern = value.view(np.uint64)
         magnitude = pattern & _F64_MAGNITUDE
         code = self._nearest_even(magnitude) if noise is None else self._with_noise(magnitude.view(np.float64), noise)
-        beyond = self.max_code if saturate or self.overflow_code is None else self.overflow_code
+        beyond = self.max_code if self.overflow_code is None else self.overflow_code
         code = np.where(code > np.uint64(self.max_code), np.uint64(beyond), code)
         code = np.where(magnitude > _F64_INFINITY, np.uint64(self.max_code if self.nan_code is None else self.nan_code), code)
         return (code | pattern >> np.uint64(63) << np.uint64(self.bits - 1)).astype(np.uint32)
