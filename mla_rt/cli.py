@@ -1,6 +1,7 @@
 """The command `mla-rt`.
 
-Exit codes: 0 done; 1 the result breaks its promise, or the emulator found a fault in a kernel; 2 the command or its input is wrong.
+Exit codes: 0 done; 1 the result breaks its promise, or the emulator found a fault in a kernel; 2 the command, its input or the device is
+not usable; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, TypeError, DeviceError, UnsupportedArch) as error:
         print(f"mla-rt: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("mla-rt: interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -240,6 +240,7 @@ def test_bad_options_are_refused(capsys, tmp_path, batch_path):
         (DeviceError("hipMalloc: out of memory"), 2, "mla-rt: hipMalloc: out of memory\n"),
         (UnsupportedArch("it is gfx90a"), 2, "mla-rt: it is gfx90a\n"),
         (KernelFault("mla_decode_bf16+0x40: wave 3"), 1, "mla-rt: kernel fault: mla_decode_bf16+0x40: wave 3\n"),
+        (KeyboardInterrupt(), 130, "mla-rt: interrupted\n"),
     ],
 )
 def test_errors_of_the_device_are_one_line(capsys, batch_path, monkeypatch, error, code, line):
