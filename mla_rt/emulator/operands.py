@@ -45,17 +45,20 @@ UNSIGNED = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 def constant_bits(code: int, kind: Kind, literal: int | None) -> int | None:
-    """The bit pattern of an inline constant or literal as an operand of this kind; None if the code is not a constant."""
+    """The bit pattern of an inline constant or literal as an operand of this kind; None if the code is not a constant.
+
+    16-bit kinds give the dword of which the instruction takes a half: an integer is sign-extended to 32 bits, a floating-point constant is an f16
+    with zeros above it for f16 operands and an f32 for integer operands (clang relies on each of these in packed instructions).
+    """
+    mask = (1 << max(kind.bits, 32)) - 1
     if 128 <= code <= 208:
-        value = code - 128 if code <= 192 else 192 - code
-        return value & ((1 << kind.bits) - 1)
+        return (code - 128 if code <= 192 else 192 - code) & mask
     if code in _INLINE_FLOATS or code == _INVERSE_2PI:
-        if kind.bits == 16 and not kind.is_float:
-            raise UnsupportedEncoding("a floating-point inline constant as a 16-bit integer operand")
+        bits = 32 if kind.bits == 16 and not kind.is_float else kind.bits
         if code == _INVERSE_2PI:
-            return _INVERSE_2PI_BITS[kind.bits]
-        float_type = {16: np.float16, 32: np.float32, 64: np.float64}[kind.bits]
-        return int(float_type(_INLINE_FLOATS[code]).view(UNSIGNED[kind.bits]))
+            return _INVERSE_2PI_BITS[bits]
+        float_type = {16: np.float16, 32: np.float32, 64: np.float64}[bits]
+        return int(float_type(_INLINE_FLOATS[code]).view(UNSIGNED[bits]))
     if code == LITERAL:
         if literal is None:
             raise UnsupportedEncoding("a literal operand in a format that has none")
@@ -63,7 +66,7 @@ def constant_bits(code: int, kind: Kind, literal: int | None) -> int | None:
             if kind.is_float:
                 return literal << 32
             return literal | (0xFFFFFFFF00000000 if kind.dtype is np.int64 and literal >> 31 else 0)
-        return literal & ((1 << kind.bits) - 1)
+        return literal & mask
     return None
 
 
@@ -122,14 +125,14 @@ def vgpr_reader(register: int, kind: Kind, half: int = 0) -> Reader:
 
 
 def vector_source(code: int, kind: Kind, literal: int | None = None, half: int = 0) -> Reader:
-    """Reader of a 9-bit vector source operand. For 16-bit kinds `half` 1 takes bits 31:16 of a register (of a constant: zero)."""
+    """Reader of a 9-bit vector source operand. For 16-bit kinds `half` 1 takes bits 31:16 of a register or constant."""
     if code >= FIRST_VGPR:
         return vgpr_reader(code - FIRST_VGPR, kind, half)
     dtype = kind.dtype
     bits = constant_bits(code, kind, literal)
     if bits is not None:
-        if half:
-            bits = literal >> 16 if literal is not None and code == LITERAL else 0
+        if kind.bits == 16:
+            bits = bits >> 16 * half & 0xFFFF
         value: np.ndarray = np.array([[bits]], UNSIGNED[kind.bits]).view(dtype)
         return lambda group: value
     if kind.bits == 64:

@@ -29,11 +29,10 @@ def _codes(encoded: Encoded, count: int) -> list[int]:
 
 
 def _half_readers(encoded: Encoded, kind: Kind, count: int, select: int, negate: int) -> list[Reader]:
-    """One 16-bit reader a source. An inline constant is the constant in both halves."""
+    """One 16-bit reader a source."""
     readers = []
     for i, code in enumerate(_codes(encoded, count)):
-        is_constant = code < FIRST_VGPR and constant_bits(code, kind, None) is not None
-        read = vector_source(code, kind, None, 0 if is_constant else select >> i & 1)
+        read = vector_source(code, kind, None, select >> i & 1)
         readers.append(apply_sign_modifiers(read, kind, False, bool(negate >> i & 1)))
     return readers
 
@@ -73,10 +72,13 @@ def _packed16(mnemonic: str, kind_name: str, compute: Callable[..., Array], coun
 
 
 def _half_of_pair(code: int, kind: Kind, half: int) -> Reader:
-    """One dword of a 64-bit source of packed f32: a register of the pair. An inline constant is the constant in both halves."""
+    """One dword of a 64-bit source of packed dwords: a register of the pair, or the low dword of an inline constant."""
     if code >= FIRST_VGPR:
         return vgpr_reader(code - FIRST_VGPR + half, kind)
-    if constant_bits(code, kind, None) is not None:
+    constant = constant_bits(code, kind, None)
+    if constant is not None:
+        if half and constant:
+            raise UnsupportedEncoding("the high dword of an inline constant, which no document defines")
         return vector_source(code, kind)
     narrow = scalar_u32(code + half)
     return lambda group: narrow(group)[:, None].view(kind.dtype)

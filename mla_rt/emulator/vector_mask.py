@@ -234,7 +234,8 @@ def _div_scale(mnemonic: str, kind_name: str, near_overflow: int, step: int, tin
         cases: list[tuple[Array, Array, bool]] = [  # condition, power of two, mask bit
             (_exponent(numerator) - _exponent(denominator) >= near_overflow, np.where(is_denominator, up, none), True),
             (denormal(denominator), up, False),
-            (reciprocal_denormal & quotient_denormal, np.where(is_denominator, up, none), True),
+            # The ISA guide's text scales the denominator up here, which would overflow; only down gives the division's quotient.
+            (reciprocal_denormal & quotient_denormal, np.where(is_denominator, down, none), True),
             (reciprocal_denormal, down, False),
             (quotient_denormal, np.where(is_numerator, up, none), True),
             (_exponent(numerator) <= tiny_numerator, up, False),
@@ -292,6 +293,8 @@ def _div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
     infinity, nan = dtype(np.inf), dtype(np.nan)
     result = np.copysign(quotient, sign)
     if dtype is not np.float16:
+        # A quotient beyond the format: the steps before this one may have made it infinite or NaN.
+        result = np.where(np.isfinite(quotient), result, np.copysign(infinity, sign))
         underflow = _exponent(numerator) - _exponent(denominator) < (-150 if dtype is np.float32 else -1075)
         result = np.where(underflow, np.copysign(dtype(0), sign), result)
     result = np.where(np.isinf(denominator) | (numerator == 0), np.copysign(dtype(0), sign), result)
