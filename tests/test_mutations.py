@@ -9,13 +9,13 @@ import importlib
 import shutil
 from dataclasses import dataclass
 
-import build_kernels
 import pytest
+
+import build_kernels
 from conftest import ROOT
 from decode_cases import Case, make, run
-from tolerance import assert_decoded
-
 from mla_rt import KernelFault, open_device
+from tolerance import assert_decoded
 
 # In one piece: left to itself the plan would cut these few tokens into single tiles, and nothing would run from tile to tile.
 RAGGED = Case(kv_lens=(5, 0, 200, 77), q_lens=(1, 1, 2, 4), page_size=16, num_splits=1)

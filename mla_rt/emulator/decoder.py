@@ -74,16 +74,17 @@ def _decode(window: bytes, accum_offset: int) -> Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Instructions that run one after another: the last may end the block. steps: (pc, run); end: pc behind the last."""
+    """Instructions that run one after another: the last may end the block. steps: (pc, run); end: pc behind the last; instructions: of each step."""
 
     steps: tuple[tuple[int, Run], ...]
     end: int
+    instructions: tuple[Instruction, ...]
 
     def until(self, pc: int) -> Block:
         """The part before pc, if pc begins one of the instructions; else the whole block."""
         cut = bisect_left(self.steps, pc, key=lambda step: step[0])
         if 0 < cut < len(self.steps) and self.steps[cut][0] == pc:
-            return Block(self.steps[:cut], pc)
+            return Block(self.steps[:cut], pc, self.instructions[:cut])
         return self
 
 
@@ -105,6 +106,7 @@ class Program:
 
     def _decode_block(self, pc: int) -> Block:
         steps: list[tuple[int, Run]] = []
+        instructions: list[Instruction] = []
         while True:
             try:
                 instruction = decode(self._code_at(pc), pc, self._accum_offset, self._origin)
@@ -113,7 +115,8 @@ class Program:
                     raise
                 break  # a fault only if it is reached
             steps.append((pc, instruction.run))
+            instructions.append(instruction)
             pc += instruction.encoded.size
             if instruction.ends_block:
                 break
-        return Block(tuple(steps), pc)
+        return Block(tuple(steps), pc, tuple(instructions))

@@ -33,6 +33,8 @@ def _locate(group: Group, address: np.ndarray, mask: np.ndarray, nbytes: int, ac
             raise group.fault(f"LDS {access} of {nbytes} bytes outside the workgroup's {limit} bytes", bad, address)
     if align > 1 and int(np.bitwise_or.reduce(address, axis=None)) & (align - 1):
         raise group.fault(f"LDS {access} of {nbytes} bytes not aligned to {align}", mask & (address & (align - 1) != 0), address)
+    for observer in group.state.observers:
+        observer.lds(group, address, mask, nbytes, access)
     return address + (group.workgroup * (group.state.lds.shape[1] * 4))[:, None]
 
 

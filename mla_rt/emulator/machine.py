@@ -7,7 +7,7 @@ iterations of a loop meet again; groups that come to the same pc merge. Within a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..errors import KernelFault, UnknownInstruction
 from .decoder import LONGEST, Block, Program
 from .descriptor import Descriptor
 from .memory import Memory
+from .observer import Observer
 from .state import EXEC, LANES, Group, State
 
 MAX_RESIDENT_WAVES = 512  # large enough for numpy, small enough that a register of all waves (128 KiB) stays in cache
@@ -55,6 +56,7 @@ def run(
     *,
     seed: int | None = None,
     progress: Progress | None = None,
+    observers: Sequence[Observer] = (),
     max_resident_waves: int = MAX_RESIDENT_WAVES,
     max_group_instructions: int = MAX_GROUP_INSTRUCTIONS,
 ) -> LaunchReport:
@@ -62,6 +64,7 @@ def run(
 
     seed None: all waves advance together. With a seed, between barriers the waves of a workgroup run one after another in a random order, and
     workgroups are taken in a random order, so that a missing barrier shows.
+    observers: see every step, in this order.
     progress(finished workgroups, all workgroups) is called between batches of workgroups and, within one, about five times a second.
     Raises KernelFault for what hardware would punish, UnknownInstruction for what is not emulated, ValueError for an impossible launch.
     """
@@ -78,6 +81,7 @@ def run(
         for first in range(0, total, batch_size):
             heartbeat = None if progress is None else _Heartbeat(progress, first, total)
             state = _initial_state(dispatch, memory, order[first : first + batch_size])
+            state.observers = tuple(observers)
             batch = _Batch(state, program, max_group_instructions, heartbeat)
             batch.run(random)
             executed += batch.num_instructions
@@ -188,10 +192,16 @@ class _Batch:
 
     def run(self, random: np.random.Generator | None) -> None:
         """Phase by phase: every live wave runs to its next barrier or end. Since ended waves count as arrived, all barriers then open."""
+        for observer in self.state.observers:
+            observer.begin(self.state)
         while self.live.any():
             for waves in self._turns(random):
                 if len(waves):
                     self._advance(waves)
+            for observer in self.state.observers:
+                observer.phase(self.state)
+        for observer in self.state.observers:
+            observer.end(self.state)
 
     def _turns(self, random: np.random.Generator | None) -> Iterator[np.ndarray]:
         """The sets of waves that take their turn one after another in a phase."""
@@ -232,6 +242,8 @@ class _Batch:
             if meeting is not None and pc < meeting < block.end:
                 block = block.until(meeting)
             group.next_pc = block.end
+            for observer in self.state.observers:
+                observer.block(group, block)
             try:
                 for group.pc, execute in block.steps:
                     execute(group)

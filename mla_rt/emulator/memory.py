@@ -169,6 +169,8 @@ class Memory:
                 raise group.fault(f"{access} of {nbytes} bytes outside live memory{self._neighbour(int(offset[bad][0]))}", bad, address)
         if align > 1 and _alignment_bits(active) & (align - 1):
             raise group.fault(f"{access} of {nbytes} bytes not aligned to {align}", mask & (offset & (align - 1) != 0), address)
+        for observer in group.state.observers:
+            observer.memory(group, address, mask, nbytes, access)
         return offset if everywhere else np.where(mask, offset, 0)
 
     def _inside(self, start: int, end: int) -> bool:

@@ -15,6 +15,7 @@ from ..errors import KernelFault
 
 if TYPE_CHECKING:
     from .memory import Memory
+    from .observer import Observer
 
 LANES = 64
 NUM_SGPRS = 128
@@ -43,6 +44,7 @@ class State:
         self.sgpr = np.full((NUM_SGPRS, waves), POISON, np.uint32)
         self.scc = np.zeros(waves, np.bool_)
         self.pc = np.zeros(waves, np.int64)
+        self.observers: tuple[Observer, ...] = ()
         self.image_base = 0  # of the code object: faults name pc relative to it
         self.workgroup = np.arange(waves) % num_workgroups  # slot of the wave's workgroup among the resident ones
         self.wave_in_workgroup = np.arange(waves) // num_workgroups

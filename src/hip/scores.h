@@ -52,9 +52,9 @@ struct SplitQuery {
                 largest = max(max(largest, (pair << 16) & 0x7fffffff), pair & 0x7fff0000);
             }
         largest = max_over_lane_groups(largest);
-        // 2^ceil(log2(largest / 448)): 448 = 1.75 * 2^8, so a mantissa above 1.75 carries into the exponent. The ends keep both scale and
-        // inverse normal.
-        const i32 exponent = clamp(i32((largest + 0x1fffff) >> 23) - 8, 16, 238);
+        // 2^ceil(log2(largest / 448)): 448 = 1.75 * 2^8, so a mantissa above 1.75 carries into the exponent. Scale and inverse
+        // stay normal numbers.
+        const i32 exponent = clamp(i32((largest + 0x1fffff) >> 23) - 8, 1, 253);
         row_scale = __builtin_bit_cast(f32, exponent << 23);
         const f32 inverse = __builtin_bit_cast(f32, (254 - exponent) << 23);
 #pragma unroll
