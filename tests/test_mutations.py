@@ -41,6 +41,7 @@ def barrier(what: str, before: str) -> Mutation:
 
 
 VISIBLE = "causal ? min(kv_end, kv_len - q_len + request_row / num_heads + 1) : kv_end"
+LOW_TERM = "sum = mfma_scaled<{}, E4M3>(k, low[step], sum, {}, LOW_TERM_SCALE);"
 MUTATIONS = (
     barrier("before a tile is read", "wait_for_memory();\n        "),
     barrier("before the maxima are read", "logit_max[wave][row] = logit_max;\n        "),
@@ -54,10 +55,16 @@ MUTATIONS = (
     Mutation("weights of the split merge", "mla_combine.hip", "exp2((partial_lse[partial_row] - base) * LOG2_E)", "1.0f", (SPLIT,)),
     Mutation("last part of the split merge", "mla_combine.hip", "split < num_splits; split++) {", "split < num_splits - 1; split++) {", (SPLIT,)),
     Mutation("page lookup", "kv_tile.h", "page_indices[token >> page_size_log2]", "token >> page_size_log2"),
-    Mutation("scale of V in mxfp4", "kv_tile.h", "e8m0_as_exponent(tile->scale_pairs[KvTile<Mxfp4>::scale_offset(token, block)])", "1.0f", kv_formats=("mxfp4",)),
+    Mutation(
+        "scale of V in mxfp4",
+        "kv_tile.h",
+        "e8m0_as_exponent(tile->scale_pairs[KvTile<Mxfp4>::scale_offset(token, block)])",
+        "1.0f",
+        kv_formats=("mxfp4",),
+    ),
     Mutation("scale of V in fp8", "mla_decode.hip", "reciprocal_or_zero(sum) * kv_scale", "reciprocal_or_zero(sum)", kv_formats=("fp8_e4m3fn",)),
-    Mutation("low term of the query, fp8", "scores.h", "sum = mfma_scaled<E4M3, E4M3>(k, low[step], sum, E8M0_ONE, LOW_TERM_SCALE);", "", kv_formats=("fp8_e4m3fn",)),
-    Mutation("low term of the query, mxfp4", "scores.h", "sum = mfma_scaled<E2M1, E4M3>(k, low[step], sum, scale, LOW_TERM_SCALE);", "", kv_formats=("mxfp4",)),
+    Mutation("low term of the query, fp8", "scores.h", LOW_TERM.format("E4M3", "E8M0_ONE"), "", kv_formats=("fp8_e4m3fn",)),
+    Mutation("low term of the query, mxfp4", "scores.h", LOW_TERM.format("E2M1", "scale"), "", kv_formats=("mxfp4",)),
 )
 
 
