@@ -175,7 +175,7 @@ SAMPLES = [  # text, encoding, some fields
     ("global_load_dwordx4 v[4:7], v2, s[8:9] offset:-16", "FLAT", {"seg": 2, "vdst": 4, "addr": 2, "saddr": 8, "offset": -16}),
     ("global_store_dword v[2:3], a5, off", "FLAT", {"saddr": 127, "data": 5, "acc": 1}),
     ("flat_load_dword v1, v[2:3] offset:4095", "FLAT", {"seg": 0, "offset": 4095}),
-    ("buffer_load_dwordx4 v5, s[8:11], s3 offen offset:4092 lds", "MUBUF", {"vaddr": 5, "srsrc": 2, "soffset": 3, "offen": 1, "lds": 1, "offset": 4092}),
+    ("buffer_load_dwordx4 v5, s[8:11], s3 offen offset:4092 lds", "MUBUF", {"vaddr": 5, "srsrc": 2, "soffset": 3, "offen": 1, "lds": 1}),
     ("ds_read_b128 a[4:7], v1 offset:65520", "DS", {"vdst": 4, "addr": 1, "acc": 1, "offset0": 0xF0, "offset1": 0xFF}),
     ("v_mfma_f32_16x16x32_bf16 a[0:3], v[4:7], a[8:11], a[0:3]", "VOP3P-MAI", {"acc_cd": 1, "acc": 2, "src2": 256}),
     ("v_mfma_scale_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:19], v[20:23], v24, v25 op_sel:[1,0,0] op_sel_hi:[0,1,0]", "VOP3PX2",

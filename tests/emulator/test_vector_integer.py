@@ -226,7 +226,9 @@ KEPT = {
     "v_ashr_pk_i8_i32 v6, v10, v12, v14": (
         0, lambda a, b, c: (saturated(signed(a) >> (c & 31), -128, 127) & 255) | (saturated(signed(b) >> (c & 31), -128, 127) & 255) << 8,
     ),
-    "v_ashr_pk_u8_i32 v6, v10, v12, v14": (0, lambda a, b, c: saturated(signed(a) >> (c & 31), 0, 255) | saturated(signed(b) >> (c & 31), 0, 255) << 8),
+    "v_ashr_pk_u8_i32 v6, v10, v12, v14": (
+        0, lambda a, b, c: saturated(signed(a) >> (c & 31), 0, 255) | saturated(signed(b) >> (c & 31), 0, 255) << 8,
+    ),
 }  # fmt: skip
 
 

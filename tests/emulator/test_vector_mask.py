@@ -56,7 +56,7 @@ COMPARES = [
     for kind, form in FLOATS.items()
     for name in ("f", *ORDERED, "o", "u", *NEGATED, "tru")
 ] + [
-    (f"{name}_{sign}{bits}", bits, [(a & ((1 << max(bits, 32)) - 1), b & ((1 << max(bits, 32)) - 1)) for a, b in itertools.product(INTEGERS, repeat=2)],
+    (f"{name}_{sign}{bits}", bits, list(itertools.product([value & ((1 << max(bits, 32)) - 1) for value in INTEGERS], repeat=2)),
      integer_test(name, bits, sign == "i"))
     for sign in "iu"
     for bits in (16, 32, 64)
