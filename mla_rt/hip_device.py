@@ -7,6 +7,7 @@ where they differ (how device properties are returned, text as str or bytes), wh
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -68,10 +69,8 @@ class HipDevice(Device):
             error, *results = getattr(hip, name)(*args)
         except RuntimeError as loading:
             # Raised by hip-python alone, when it cannot load the runtime or this function of it.
-            raise DeviceError(
-                f"{name}: the HIP runtime cannot be used ({loading}): install ROCm 6.2 or later (the library libamdhip64.so), "
-                "or run on the emulator: open_device('emulator')"
-            ) from None
+            details = re.sub(r"b?'+", "", str(loading)).removeprefix("failed to dlopen libamdhip64.so: ")  # it shows bytes objects
+            raise DeviceError(f"{name}: no HIP runtime ({details}); for a GPU, install ROCm 6.2 or later") from None
         except ValueError as unknown:  # an error code of a runtime newer than hip-python's list of them
             raise DeviceError(f"{name}: {unknown}") from None
         if error != hip.hipError_t.hipSuccess:
