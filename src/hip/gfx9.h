@@ -1,7 +1,8 @@
 // The machine: every compiler builtin that the kernels use, under names that say what it does. No other file names __builtin_amdgcn_*.
 //
-// What only silicon can confirm stands in one function each: mfma_k_of_8bit (K order of 8-bit operands), mfma_scale_block (which lane
-// supplies which block scale), dma_16_to_lds and dma_2_to_lds (address rule), ds_read_transposed (lane map).
+// What only silicon can confirm stands in one function each, and probe.hip shows it: mfma_k_of_8bit (K order of 8-bit operands),
+// mfma_scale_block and mfma_scaled (which lane and byte supply a block scale), dma_*_to_lds and buffer_dma_*_to_lds (addresses, bounds),
+// ds_read_transposed* (lane maps), the conversions (rounding, saturation), exp2, log2 and reciprocal (accuracy).
 #pragma once
 
 typedef unsigned char u8;
@@ -49,6 +50,10 @@ template <bool HIGH_HALF> DEVICE vec<f32, 2> f32_from_e4m3(u32 four) { return __
 // Exact: every E4M3 number, and every E2M1 number times a power of two, is a bf16 number. `scale` counts by its exponent only.
 template <bool HIGH_HALF> DEVICE vec<bf16, 2> bf16_from_e4m3(u32 four) { return __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(four, 1.0f, HIGH_HALF); }
 template <int BYTE> DEVICE vec<bf16, 2> bf16_from_e2m1(u32 eight, f32 scale) { return __builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(eight, scale, BYTE); }
+// Two f32, each divided by `scale`, to the two E2M1 codes of byte BYTE of `kept`; nearest even, saturating.
+template <int BYTE> DEVICE u32 e2m1_from_f32(f32 low, f32 high, f32 scale, u32 kept) {
+    return __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(kept, low, high, scale, BYTE);
+}
 
 // ---- lanes
 // `value` of lane `lane` (any lane index, different per lane).
@@ -93,19 +98,28 @@ DEVICE constexpr i32 mfma_k_of_4bit(i32 group) { return 32 * group; }
 // The block of 32 k whose scale (for its own row or column, lane % 16) a lane of lane group `group` supplies.
 DEVICE constexpr i32 mfma_scale_block(i32 group) { return group; }
 
-// K = 128 with one E8M0 scale for each row of A and column of B and 32 k, in the low byte of scale_a and scale_b.
-template <MatrixFormat A, MatrixFormat B> DEVICE vec<f32, 4> mfma_scaled(vec<i32, 8> a, vec<i32, 8> b, vec<f32, 4> c, u32 scale_a, u32 scale_b) {
-    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, c, A, B, 0, i32(scale_a), 0, i32(scale_b));
+// K = 128 with one E8M0 scale for each row of A and column of B and 32 k, in byte BYTE_A of scale_a and byte BYTE_B of scale_b.
+template <MatrixFormat A, MatrixFormat B, int BYTE_A = 0, int BYTE_B = 0>
+DEVICE vec<f32, 4> mfma_scaled(vec<i32, 8> a, vec<i32, 8> b, vec<f32, 4> c, u32 scale_a, u32 scale_b) {
+    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, c, A, B, BYTE_A, i32(scale_a), BYTE_B, i32(scale_b));
 }
 
 // ---- memory
 // Lane l's 16 bytes at `source` (its own address) go to `target` + 16 * l (`target` is the same in all lanes); counted in vmcnt.
-DEVICE void dma_16_to_lds(const u8* source, LDS u8* target) {
-    __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)source, (LDS void*)target, 16, 0, 0);
+// OFFSET counts on both sides: from `source` + OFFSET to `target` + OFFSET + 16 * l.
+template <int OFFSET = 0> DEVICE void dma_16_to_lds(const u8* source, LDS u8* target) {
+    __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)source, (LDS void*)target, 16, OFFSET, 0);
 }
-// Lane l's 2 bytes at `source` go to the low half of the dword at `target` + 4 * l.
+// Lane l's 2 bytes at `source` go to the low half of the dword at `target` + 4 * l, whose high half becomes 0.
 DEVICE void dma_2_to_lds(const u8* source, LDS u8* target) {
     __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)source, (LDS void*)target, 2, 0, 0);
+}
+// Lane l's 16 bytes at `source` + `offset` (`offset` of each lane) go to `target` + 16 * l. Dwords that do not lie within the `num_bytes` at
+// `source` are not read: LDS gets 0. OFFSET counts on both sides.
+template <int OFFSET = 0> DEVICE void buffer_dma_16_to_lds(const u8* source, i32 num_bytes, i32 offset, LDS u8* target) {
+    constexpr i32 RAW_DWORDS = 0x00027000;  // word 3 of a buffer resource: 32-bit data, no stride, no swizzle
+    const auto resource = __builtin_amdgcn_make_buffer_rsrc((void*)source, 0, num_bytes, RAW_DWORDS);
+    __builtin_amdgcn_raw_ptr_buffer_load_lds(resource, (LDS void*)target, 16, offset, 0, OFFSET, 0);
 }
 // All loads, stores and DMA of this wave have landed. The fence keeps LDS reads behind it: the compiler does not know that a DMA writes LDS.
 DEVICE void wait_for_memory() {
@@ -122,3 +136,8 @@ DEVICE void lds_barrier() {
 }
 // Transposed read: in each group of 16 lanes, lanes 4j .. 4j+3 give the address of 16 elements of row j, four each; lane t gets column t.
 DEVICE vec<bf16, 4> ds_read_transposed(const LDS u8* address) { return __builtin_amdgcn_ds_read_tr16_b64_v4bf16((LDS vec<bf16, 4>*)address); }
+// The same for 8-, 6- and 4-bit elements, in 8, 12 and 8 bytes a lane: number the elements of a group of 16 lanes in lane order; lane t gets
+// elements t, t + 16, t + 32, ...
+DEVICE vec<i32, 2> ds_read_transposed_8(const LDS u8* address) { return __builtin_amdgcn_ds_read_tr8_b64_v2i32((LDS vec<i32, 2>*)address); }
+DEVICE vec<i32, 3> ds_read_transposed_6(const LDS u8* address) { return __builtin_amdgcn_ds_read_tr6_b96_v3i32((LDS vec<i32, 3>*)address); }
+DEVICE vec<i32, 2> ds_read_transposed_4(const LDS u8* address) { return __builtin_amdgcn_ds_read_tr4_b64_v2i32((LDS vec<i32, 2>*)address); }
