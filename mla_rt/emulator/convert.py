@@ -54,6 +54,11 @@ def _sources(encoded: Encoded, kinds: str) -> list[Reader]:
     return bind_sources(replace(encoded, fields={**encoded.fields, "op_sel": 0}), [KINDS[kind] for kind in kinds.split()])
 
 
+def _settle(encoded: Encoded, wide: Wide) -> Callable[[np.ndarray], np.ndarray]:
+    """What the mode does to f32 elements; those of 16 bits keep their denormals."""
+    return encoded.mode.settle(KINDS["f32" if wide is F32 else "u32"])
+
+
 def _op_sel(encoded: Encoded, allowed: int) -> int:
     if encoded.op_sel & ~allowed:
         raise UnsupportedEncoding(f"op_sel {encoded.op_sel:#x} on a conversion")
@@ -157,13 +162,15 @@ def _widen(small: SmallFloat, wide: Wide, count: int) -> Bind:
         selected = _op_sel(encoded, (1 if by_half else 3) | (8 if one_half else 0))
         shift = 16 * (selected & 1) if by_half else 8 * (selected & 3)
 
+        settle = _settle(encoded, wide)
+
         def run(group: Group) -> None:
             factor, packed = scale_of_f32(scale(group)), source(group) >> np.uint32(shift)
             results = []
             for i in range(count):
                 code = packed >> np.uint32(i * small.bits) & np.uint32((1 << small.bits) - 1)
                 with np.errstate(invalid="ignore"):
-                    results.append(wide.encode(small.decode.take(code) * factor))
+                    results.append(wide.encode(settle(small.decode.take(code) * factor)))
             if wide.bits == 32:
                 for i, result in enumerate(results):
                     group.write_vgpr(encoded.vdst + i, result)
@@ -197,10 +204,12 @@ def _narrow(small: SmallFloat, wide: Wide, count: int, *, stochastic: bool = Fal
         noise = values.pop() if stochastic else None
         shift = 16 * (_op_sel(encoded, 8) >> 3) if width == 16 else 8 * (_op_sel(encoded, 12) >> 2)
 
+        settle = _settle(encoded, wide)
+
         def elements(group: Group) -> list[np.ndarray]:
             if pair:
                 both = values[0](group)
-                return [(both >> np.uint64(32 * i)).astype(np.uint32).view(np.float32) for i in range(2)]
+                return [settle((both >> np.uint64(32 * i)).astype(np.uint32).view(np.float32)) for i in range(2)]
             if wide.bits == 32:
                 return [value(group) for value in values]
             both = values[0](group)
@@ -241,10 +250,11 @@ def _widen32(small: SmallFloat, wide: Wide) -> Bind:
         source = _register(encoded.src0)
         _, scale = _sources(encoded, "u32 u32")
         _op_sel(encoded, 0)
+        settle = _settle(encoded, wide)
 
         def run(group: Group) -> None:
             codes = _unpack_six([group.read_vgpr(source + i) for i in range(6)])
-            patterns = wide.encode(small.decode.take(codes) * scale_of_f32(scale(group))[..., None])
+            patterns = wide.encode(settle(small.decode.take(codes) * scale_of_f32(scale(group))[..., None]))
             if wide.bits == 16:
                 patterns = patterns[..., 0::2] | patterns[..., 1::2] << np.uint32(16)
             for i in range(patterns.shape[-1]):
@@ -268,10 +278,11 @@ def _narrow32(small: SmallFloat, wide: Wide, *, stochastic: bool = False, interl
         *others, scale = _sources(encoded, "u32 u32 u32" if stochastic or interleaved else "u32 u32")
         noise = others[1] if stochastic else None
         _op_sel(encoded, 0)
+        settle = _settle(encoded, wide)
 
         def run(group: Group) -> None:
             words = np.stack([group.read_vgpr(register) for register in registers], axis=-1)
-            values = wide.decode(words if wide.bits == 32 else words.view(np.uint16).astype(np.uint32))
+            values = settle(wide.decode(words if wide.bits == 32 else words.view(np.uint16).astype(np.uint32)))
             random = None
             if noise is not None:
                 random = np.empty(values.shape, np.uint32)

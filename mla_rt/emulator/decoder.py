@@ -10,6 +10,7 @@ from functools import lru_cache
 from ..errors import UnknownInstruction
 from . import buffer_memory, global_memory, lds, mfma, packed, scalar, scalar_memory, vector
 from .encodings import MAI_ENCODING, VOP3PX2, extract_fields, identify, literal_follows
+from .float_mode import DEFAULT_MODE, FloatMode
 from .instruction import Encoded, Instruction, Row, Run, UnsupportedEncoding
 
 TABLES: dict[str, Mapping[int, Row]] = {
@@ -30,10 +31,10 @@ class _Undecodable(Exception):
         self.why, self.size = why, size
 
 
-def decode(window: bytes, pc: int, accum_offset: int, origin: int = 0) -> Instruction:
+def decode(window: bytes, pc: int, accum_offset: int, origin: int = 0, mode: FloatMode = DEFAULT_MODE) -> Instruction:
     """The instruction that begins `window` (up to 16 bytes of code from address pc), bound. Raises UnknownInstruction, naming pc - origin."""
     try:
-        return _decode(window, accum_offset)
+        return _decode(window, accum_offset, mode)
     except _Undecodable as error:
         shown = window[: error.size].hex(" ")
         raise UnknownInstruction(f"{error.why} (pc {pc - origin:#x}, bytes {shown})") from error.__cause__
@@ -41,7 +42,7 @@ def decode(window: bytes, pc: int, accum_offset: int, origin: int = 0) -> Instru
 
 # Kept over launches and code objects: the same bytes bind to the same function. 16384 instructions are those of a few dozen kernels.
 @lru_cache(maxsize=16384)
-def _decode(window: bytes, accum_offset: int) -> Instruction:
+def _decode(window: bytes, accum_offset: int, mode: FloatMode) -> Instruction:
     if len(window) < 4:
         raise _Undecodable("the code ends")
     layout = identify(int.from_bytes(window[:4], "little"))
@@ -64,7 +65,7 @@ def _decode(window: bytes, accum_offset: int) -> Instruction:
         if len(window) < size:
             raise _Undecodable("the code ends inside an instruction")
         fields["literal"] = int.from_bytes(window[size - 4 : size], "little")
-    encoded = Encoded(size, layout.name, fields, window[:size], accum_offset)
+    encoded = Encoded(size, layout.name, fields, window[:size], accum_offset, mode)
     try:
         run = row.bind(encoded)
     except UnsupportedEncoding as error:
@@ -94,8 +95,8 @@ class Program:
     code_at(pc): the bytes from pc on, at most `LONGEST`, none outside the code. origin: errors name pc - origin.
     """
 
-    def __init__(self, code_at: Callable[[int], bytes], accum_offset: int, origin: int = 0):
-        self._code_at, self._accum_offset, self._origin = code_at, accum_offset, origin
+    def __init__(self, code_at: Callable[[int], bytes], accum_offset: int, origin: int = 0, mode: FloatMode = DEFAULT_MODE):
+        self._code_at, self._accum_offset, self._origin, self._mode = code_at, accum_offset, origin, mode
         self._blocks: dict[int, Block] = {}
 
     def block(self, pc: int) -> Block:
@@ -109,7 +110,7 @@ class Program:
         instructions: list[Instruction] = []
         while True:
             try:
-                instruction = decode(self._code_at(pc), pc, self._accum_offset, self._origin)
+                instruction = decode(self._code_at(pc), pc, self._accum_offset, self._origin, self._mode)
             except UnknownInstruction:
                 if not steps:
                     raise

@@ -1,7 +1,7 @@
 """Floating-point arithmetic as gfx950 does it, on numpy arrays: exact fused multiply-add, IEEE minimum and maximum, class tests, transcendentals.
 
-Denormals are kept (float mode 0xF0) except by the transcendental functions of f32, which flush them in and out. Those are computed in float64 and
-rounded; hardware promises 1 ulp, so both agree within that. NaN payloads are not modelled.
+Denormals are kept except by the transcendental functions of f32, which flush them in and out (`float_mode.py` has what other modes change). Those
+are computed in float64 and rounded; hardware promises 1 ulp, so both agree within that. NaN payloads are not modelled.
 """
 
 from __future__ import annotations
@@ -101,13 +101,17 @@ def is_signalling(value: Array) -> Array:
     return np.isnan(value) & (value.view(unsigned) >> unsigned(mantissa - 1) & unsigned(1) == 0)
 
 
-def _extremum(propagating: Callable[..., Array], ignoring: Callable[..., Array], join: Callable[..., Array]) -> Callable[[Array, Array], Array]:
-    """v_min/v_max: one NaN gives the other operand, a signalling NaN gives NaN (IEEE mode), -0 < +0."""
+def _extremum(
+    propagating: Callable[..., Array], ignoring: Callable[..., Array], join: Callable[..., Array], *, ieee: bool
+) -> Callable[[Array, Array], Array]:
+    """v_min/v_max: one NaN gives the other operand, in IEEE mode a signalling NaN gives NaN, -0 < +0."""
 
     def run(a: Array, b: Array) -> Array:
         result = propagating(a, b)
         if np.isnan(result).any():
-            result = np.where(is_signalling(a) | is_signalling(b), a + b, ignoring(a, b))  # the sum is a quiet NaN
+            result = ignoring(a, b)
+            if ieee:
+                result = np.where(is_signalling(a) | is_signalling(b), a + b, result)  # the sum is a quiet NaN
         if not result.all():  # a zero: numpy may return either of +0 and -0
             unsigned = _LAYOUT[result.dtype][0]
             both_zero = (a == 0) & (b == 0)
@@ -117,15 +121,29 @@ def _extremum(propagating: Callable[..., Array], ignoring: Callable[..., Array],
     return run
 
 
-minimum = _extremum(np.minimum, np.fmin, np.bitwise_or)
-maximum = _extremum(np.maximum, np.fmax, np.bitwise_and)
+def _of_three(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
+    return lambda a, b, c: function(function(a, b), c)
 
 
-def median(a: Array, b: Array, c: Array) -> Array:
+def _median(lower: Callable[[Array, Array], Array], upper: Callable[[Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
     """The middle of three; with a NaN, the minimum of three."""
-    result = maximum(minimum(a, b), minimum(maximum(a, b), c))
-    unordered = np.isnan(a) | np.isnan(b) | np.isnan(c)
-    return np.where(unordered, minimum(minimum(a, b), c), result) if unordered.any() else result
+
+    def run(a: Array, b: Array, c: Array) -> Array:
+        result = upper(lower(a, b), lower(upper(a, b), c))
+        unordered = np.isnan(a) | np.isnan(b) | np.isnan(c)
+        return np.where(unordered, lower(lower(a, b), c), result) if unordered.any() else result
+
+    return run
+
+
+# In IEEE mode, and (`_number`) outside it.
+minimum = _extremum(np.minimum, np.fmin, np.bitwise_or, ieee=True)
+maximum = _extremum(np.maximum, np.fmax, np.bitwise_and, ieee=True)
+minimum_number = _extremum(np.minimum, np.fmin, np.bitwise_or, ieee=False)
+maximum_number = _extremum(np.maximum, np.fmax, np.bitwise_and, ieee=False)
+minimum3, maximum3 = _of_three(minimum), _of_three(maximum)
+minimum3_number, maximum3_number = _of_three(minimum_number), _of_three(maximum_number)
+median, median_number = _median(minimum, maximum), _median(minimum_number, maximum_number)
 
 
 def propagating_minimum(a: Array, b: Array) -> Array:

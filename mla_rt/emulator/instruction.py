@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .float_mode import DEFAULT_MODE, FloatMode
+
 if TYPE_CHECKING:
     from .state import Group
 
@@ -26,7 +28,7 @@ class Encoded:
 
     size: bytes, literal included; encoding: the format's name in the ISA guide ("SOP2", "VOP3P", "DS", …);
     fields: the format's bit fields by the ISA guide's lower-case names, and `literal` if there is one; raw: its bytes;
-    accum_offset: index of a0 in the unified register file.
+    accum_offset: index of a0 in the unified register file; mode: in which floating-point mode it computes.
     """
 
     size: int
@@ -34,6 +36,7 @@ class Encoded:
     fields: Mapping[str, int]
     raw: bytes
     accum_offset: int
+    mode: FloatMode = DEFAULT_MODE
 
     def __getattr__(self, name: str) -> int:
         try:

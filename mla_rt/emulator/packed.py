@@ -15,7 +15,7 @@ from . import vector_integer as vi
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
 from .operands import FIRST_VGPR, KINDS, Kind, Reader, constant_bits, scalar_u32, vector_source, vgpr_reader
 from .state import Group
-from .vector_binding import Write, apply_sign_modifiers, clamp_float, result_writer, saturate
+from .vector_binding import Write, apply_sign_modifiers, result_writer, saturate
 
 Array = Any
 U32 = np.uint32
@@ -50,10 +50,10 @@ def _packed16(mnemonic: str, kind_name: str, compute: Callable[..., Array], coun
     kind = KINDS[kind_name]
 
     def bind(encoded: Encoded) -> Run:
-        final = compute
+        final = in_mode = encoded.mode.function(compute)
         if encoded.clamp:
             if kind.is_float:
-                final = lambda *sources: clamp_float(compute(*sources))  # noqa: E731
+                final = lambda *sources: encoded.mode.clamp(in_mode(*sources))  # noqa: E731
             elif clamped is None:
                 raise UnsupportedEncoding("clamp")
             else:
@@ -88,19 +88,20 @@ def _pair_readers(encoded: Encoded, count: int, select: int, negate: int) -> lis
     kind = KINDS["f32"]
     readers = []
     for i, code in enumerate(_codes(encoded, count)):
-        readers.append(apply_sign_modifiers(_half_of_pair(code, kind, select >> i & 1), kind, False, bool(negate >> i & 1)))
+        read = apply_sign_modifiers(_half_of_pair(code, kind, select >> i & 1), kind, False, bool(negate >> i & 1))
+        readers.append(encoded.mode.source(read, kind))
     return readers
 
 
 def _packed_f32(mnemonic: str, compute: Callable[..., Array], count: int = 2) -> Row:
     def bind(encoded: Encoded) -> Run:
-        final = (lambda *sources: clamp_float(compute(*sources))) if encoded.clamp else compute
+        final = (lambda *sources: encoded.mode.clamp(compute(*sources))) if encoded.clamp else compute
         low = _apply(_pair_readers(encoded, count, encoded.op_sel, encoded.neg), final)
         high = _apply(_pair_readers(encoded, count, encoded.op_sel_hi, encoded.neg_hi), final)
-        register = encoded.vdst
+        register, settle = encoded.vdst, encoded.mode.settle(KINDS["f32"])
 
         def run(group: Group) -> None:
-            bottom, top = low(group), high(group)  # both before either is written: sources may be the destination
+            bottom, top = settle(low(group)), settle(high(group))  # both before either is written: sources may be the destination
             group.write_vgpr(register, bottom.view(U32))
             group.write_vgpr(register + 1, top.view(U32))
 
@@ -187,7 +188,7 @@ def _dot_float(mnemonic: str, halves: Callable[[Array], tuple[Array, Array]]) ->
                 a[select_low & 1] * flip_low[0], b[select_low >> 1 & 1] * flip_low[1],
                 a[select_high & 1] * flip_high[0], b[select_high >> 1 & 1] * flip_high[1], third(group),
             )  # fmt: skip
-            write(group, clamp_float(value) if clamp else value)
+            write(group, encoded.mode.clamp(value) if clamp else value)
 
         return run
 
@@ -205,7 +206,7 @@ def _mix(mnemonic: str, half: int | None) -> Row:
             narrow = vector_source(code, KINDS["f16"], None, encoded.op_sel >> i & 1)
             wide: Reader = lambda group: narrow(group).astype(np.float32)  # noqa: E731
         else:
-            wide = vector_source(code, KINDS["f32"])
+            wide = encoded.mode.source(vector_source(code, KINDS["f32"]), KINDS["f32"])
         return apply_sign_modifiers(wide, KINDS["f32"], bool(encoded.neg_hi >> i & 1), bool(encoded.neg >> i & 1))
 
     def bind(encoded: Encoded) -> Run:
@@ -213,7 +214,7 @@ def _mix(mnemonic: str, half: int | None) -> Row:
         value = _apply([source(encoded, i, code) for i, code in enumerate(codes)], fm.fma_f32)
         write = result_writer(encoded, KINDS["f32"]) if half is None else _half_writer(encoded.vdst, half)
         if encoded.clamp:
-            return lambda group: write(group, clamp_float(value(group)))
+            return lambda group: write(group, encoded.mode.clamp(value(group)))
         return lambda group: write(group, value(group))
 
     return Row(mnemonic, bind)

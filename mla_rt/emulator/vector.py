@@ -22,8 +22,9 @@ def _fma_with_literal(mnemonic: str, literal_multiplies: bool) -> Row:
 
     def bind(encoded: Encoded) -> Run:
         f32 = KINDS["f32"]
-        first, second = vector_source(encoded.src0, f32, encoded.literal), vgpr_reader(encoded.vsrc1, f32)
-        constant = np.array([[encoded.literal]], np.uint32).view(np.float32)
+        first = encoded.mode.source(vector_source(encoded.src0, f32, encoded.literal), f32)
+        second = encoded.mode.source(vgpr_reader(encoded.vsrc1, f32), f32)
+        constant = encoded.mode.settle(f32)(np.array([[encoded.literal]], np.uint32).view(np.float32))
         write = result_writer(encoded, f32)
 
         def run(group: Group) -> None:

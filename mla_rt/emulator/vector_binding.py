@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .float_mode import FloatMode
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
 from .lanes import Dpp, check_sdwa_select, sdwa_merge, sdwa_select
 from .operands import FIRST_VGPR, KINDS, Kind, Reader, vector_source, vgpr_reader
@@ -114,8 +115,16 @@ def _dpp_sources(encoded: Encoded, kinds: list[Kind], dpp: Dpp, on_bits: bool) -
     ]
 
 
-def bind_sources(encoded: Encoded, kinds: list[Kind], *, half_select: bool = False, on_bits: bool = False, dpp: Dpp | None = None) -> list[Reader]:
-    """Readers of the source operands of a vector instruction in any encoding, with neg, abs, op_sel, SDWA selects and DPP applied."""
+def bind_sources(
+    encoded: Encoded, kinds: list[Kind], *, half_select: bool = False, on_bits: bool = False, dpp: Dpp | None = None, exact: bool = False
+) -> list[Reader]:
+    """Readers of the source operands of a vector instruction in any encoding, with neg, abs, op_sel, SDWA selects and DPP applied, in the
+    floating-point mode of the instruction (exact: bits as they are)."""
+    readers = _encoded_sources(encoded, kinds, half_select, on_bits, dpp)
+    return readers if exact else [encoded.mode.source(read, kind) for read, kind in zip(readers, kinds, strict=False)]
+
+
+def _encoded_sources(encoded: Encoded, kinds: list[Kind], half_select: bool, on_bits: bool, dpp: Dpp | None) -> list[Reader]:
     name = encoded.encoding
     if name in ("VOP3", "VOP3SD"):
         return _vop3_sources(encoded, kinds, half_select, on_bits)
@@ -136,14 +145,12 @@ def saturate(value: np.ndarray, kind: Kind) -> np.ndarray:
     return np.clip(value, limits.min, limits.max).astype(kind.dtype)
 
 
-def clamp_float(value: np.ndarray) -> np.ndarray:
-    """To 0..1; NaN becomes 0, as with MODE.dx10_clamp."""
-    zero, one = value.dtype.type(0), value.dtype.type(1)
-    return np.where(value > zero, np.minimum(value, one), zero)
-
-
 def result_writer(encoded: Encoded, kind: Kind, *, half_select: bool = False, dpp: Dpp | None = None) -> Write:
-    """A function that writes a result of this kind to vdst, under EXEC, the DPP masks and the SDWA destination select."""
+    """A function that writes a result of this kind to vdst, under EXEC, the DPP masks and the SDWA destination select, in the instruction's mode."""
+    return encoded.mode.result(_exact_writer(encoded, kind, half_select, dpp), kind)
+
+
+def _exact_writer(encoded: Encoded, kind: Kind, half_select: bool, dpp: Dpp | None) -> Write:
     register = encoded.vdst
     mask_of: Callable[[Group], np.ndarray | None] = dpp.write_mask if dpp else lambda group: None
     if kind.bits == 64:
@@ -175,10 +182,10 @@ def result_writer(encoded: Encoded, kind: Kind, *, half_select: bool = False, dp
     return lambda group, value: group.write_vgpr(register, value.view(np.uint32))
 
 
-def _clamping(operation: Operation) -> Callable[..., Any]:
-    kind, compute = operation.result, operation.compute
+def _clamping(operation: Operation, mode: FloatMode) -> Callable[..., Any]:
+    kind, compute = operation.result, mode.function(operation.compute)
     if kind.is_float:
-        return lambda *sources: clamp_float(compute(*sources))
+        return lambda *sources: mode.clamp(compute(*sources))
     if operation.clamped is None:
         raise UnsupportedEncoding("clamp")
     wide = operation.clamped
@@ -188,17 +195,17 @@ def _clamping(operation: Operation) -> Callable[..., Any]:
 def bind_operation(operation: Operation, encoded: Encoded) -> Run:
     """The operation as a function of a group, for any encoding."""
     if encoded.fields.get("omod"):
-        raise UnsupportedEncoding("omod, which has no effect while denormals are kept")
+        raise UnsupportedEncoding("omod, which acts only outside IEEE mode and with denormals flushed")
     dpp = Dpp(encoded) if encoded.encoding.endswith("_DPP") else None
     kinds = operation.sources
     direct = kinds[:-1] if operation.accumulates else kinds
     readers = bind_sources(encoded, direct, half_select=operation.half_select, on_bits=operation.sign_bits, dpp=dpp)
     if operation.accumulates:
-        readers.append(vgpr_reader(encoded.vdst, kinds[-1]))
+        readers.append(encoded.mode.source(vgpr_reader(encoded.vdst, kinds[-1]), kinds[-1]))
     if len(readers) != len(kinds):
         raise UnsupportedEncoding(f"{len(kinds)} operands in {encoded.encoding}")
     write = result_writer(encoded, operation.result, half_select=operation.half_select, dpp=dpp)
-    compute = _clamping(operation) if encoded.fields.get("clamp") else operation.compute
+    compute = _clamping(operation, encoded.mode) if encoded.fields.get("clamp") else encoded.mode.function(operation.compute)
     if len(readers) == 1:
         (first,) = readers
         return lambda group: write(group, compute(first(group)))

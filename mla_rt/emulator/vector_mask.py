@@ -24,7 +24,9 @@ U32, U64 = np.uint32, np.uint64
 # ---- compares ----
 
 
-def _compare(mnemonic: str, kinds: list[str], test: Callable[[Array, Array], Array], writes_exec: bool) -> Row:
+def _compare(mnemonic: str, kinds: list[str], test: Callable[[Array, Array], Array], writes_exec: bool, *, exact: bool = False) -> Row:
+    """exact: a test of the bits, whatever the mode says of denormals."""
+
     def bind(encoded: Encoded) -> Run:
         if encoded.encoding == "VOPC":
             destination = VCC
@@ -35,7 +37,7 @@ def _compare(mnemonic: str, kinds: list[str], test: Callable[[Array, Array], Arr
         else:
             destination = encoded.sdst if encoded.sd else VCC
         check_scalar_destination(destination, 2)
-        first, second = bind_sources(encoded, [KINDS[name] for name in kinds])
+        first, second = bind_sources(encoded, [KINDS[name] for name in kinds], exact=exact)
 
         def run(group: Group) -> None:
             lanes = test(first(group), second(group))
@@ -99,8 +101,8 @@ for _base, _kind in ((0xA0, "i16"), (0xA8, "u16"), (0xC0, "i32"), (0xC8, "u32"),
         VOPC[_base + _i] = _compare(f"v_cmp_{_name}_{_kind}", [_kind, _kind], _test, False)
         VOPC[_base + 16 + _i] = _compare(f"v_cmpx_{_name}_{_kind}", [_kind, _kind], _test, True)
 for _i, _kind in enumerate(("f32", "f64", "f16")):
-    VOPC[0x10 + 2 * _i] = _compare(f"v_cmp_class_{_kind}", [_kind, "u32"], fm.in_class, False)
-    VOPC[0x11 + 2 * _i] = _compare(f"v_cmpx_class_{_kind}", [_kind, "u32"], fm.in_class, True)
+    VOPC[0x10 + 2 * _i] = _compare(f"v_cmp_class_{_kind}", [_kind, "u32"], fm.in_class, False, exact=True)
+    VOPC[0x11 + 2 * _i] = _compare(f"v_cmpx_class_{_kind}", [_kind, "u32"], fm.in_class, True, exact=True)
 
 
 # ---- selection and carry ----

@@ -283,8 +283,8 @@ def test_descriptor():
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (raw_descriptor(rsrc1=0xAC0080), "float mode 0xc0"),
-        (raw_descriptor(rsrc1=0x2F0080), "ieee 0"),
+        (raw_descriptor(rsrc1=0xAD0080), "float mode 0xd0"),
+        (raw_descriptor(rsrc1=0xAF1080), "float mode 0xf1"),
         (raw_descriptor(properties=0xA), "dispatch_ptr"),
         (raw_descriptor(scratch=16), "scratch"),
     ],
