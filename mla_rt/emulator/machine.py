@@ -170,4 +170,104 @@ def _initial_state(dispatch: Dispatch, memory: Memory, workgroups: np.ndarray) -
     return state
 
 
+class _Heartbeat:
+    def __init__(self, progress: Progress, finished: int, total: int):
+        self.progress, self.finished, self.total = progress, finished, total
+        self.next = time.perf_counter() + _PROGRESS_SECONDS
+
+    def beat(self) -> None:
+        now = time.perf_counter()
+        if now >= self.next:
+            self.next = now + _PROGRESS_SECONDS
+            self.progress(self.finished, self.total)
+
+
+class _Batch:
+    """The resident workgroups of a launch, run to their end."""
+
+    def __init__(self, state: State, program: Program, max_group_instructions: int, heartbeat: _Heartbeat | None):
+        self.state, self.program, self.heartbeat = state, program, heartbeat
+        self.limit, self.issued, self.num_instructions = max_group_instructions, 0, 0
+        self.live = np.ones(state.num_waves, np.bool_)
+
+    def run(self, random: np.random.Generator | None) -> None:
+        """Phase by phase: every live wave runs to its next barrier or end. Since ended waves count as arrived, all barriers then open."""
+        for observer in self.state.observers:
+            observer.begin(self.state)
+        while self.live.any():
+            for waves in self._turns(random):
+                if len(waves):
+                    self._advance(waves)
+            for observer in self.state.observers:
+                observer.phase(self.state)
+        for observer in self.state.observers:
+            observer.end(self.state)
+
+    def _turns(self, random: np.random.Generator | None) -> Iterator[np.ndarray]:
+        """The sets of waves that take their turn one after another in a phase."""
+        if random is None:
+            yield np.flatnonzero(self.live)
+            return
+        for position in random.permutation(self.state.waves_per_workgroup):
+            yield np.flatnonzero(self.live & (self.state.wave_in_workgroup == position))
+
+    def _advance(self, waves: np.ndarray) -> None:
+        """Run these waves until each is at a barrier or has ended."""
+        ready: dict[int, list[np.ndarray]] = {}
+        self._part(ready, waves, self.state.pc[waves])
+        while ready:
+            pc = min(ready)
+            meeting = ready.pop(pc)
+            group = Group(self.state, meeting[0] if len(meeting) == 1 else np.sort(np.concatenate(meeting)))
+            self._run_group(group, pc, ready)
+            if self.heartbeat is not None:
+                self.heartbeat.beat()
+
+    def _part(self, ready: dict[int, list[np.ndarray]], waves: np.ndarray, pcs: np.ndarray) -> None:
+        self.state.pc[waves] = pcs
+        for pc in np.unique(pcs):
+            ready.setdefault(int(pc), []).append(waves[pcs == pc])
+
+    def _block(self, pc: int) -> Block:
+        try:
+            return self.program.block(pc)
+        except UnknownInstruction as error:
+            raise UnknownInstruction(f"{self.state.kernel}: {error}") from error
+
+    def _run_group(self, group: Group, pc: int, ready: dict[int, list[np.ndarray]]) -> None:
+        """Run a group from pc until it stops, parts, or is no longer the one with the lowest pc."""
+        meeting = min(ready) if ready else None
+        while True:
+            block = self._block(pc)
+            if meeting is not None and pc < meeting < block.end:
+                block = block.until(meeting)
+            group.next_pc = block.end
+            for observer in self.state.observers:
+                observer.block(group, block)
+            try:
+                for group.pc, execute in block.steps:
+                    execute(group)
+            except IndexError as error:
+                raise group.fault("a register beyond those that the kernel declares") from error
+            self.issued += len(block.steps)
+            self.num_instructions += len(block.steps) * group.n
+            if self.issued > self.limit:
+                raise group.fault(f"more than {self.limit} instructions without an end")
+            if group.stop is not None:
+                self.state.pc[group.waves] = block.end
+                if group.stop == "end":
+                    self.live[group.waves] = False
+                return
+            following = group.next_pc
+            if not isinstance(following, int):
+                if (following != following[0]).any():
+                    self._part(ready, group.indices, following)
+                    return
+                following = int(following[0])
+            if meeting is not None and following >= meeting:
+                self._part(ready, group.indices, np.full(group.n, following))
+                return
+            pc = following
+
+
 __all__ = ["Descriptor", "Dispatch", "KernelFault", "LaunchReport", "run"]
