@@ -141,6 +141,13 @@ def test_a_seed_reveals_a_missing_barrier(memory):
         assert (got == 0xFFFFFFFF).any()
 
 
+def test_seeds_differ_in_the_order_of_waves(memory):
+    """All waves store their number at one place: the last one to run is seen."""
+    body = "v_readfirstlane_b32 s10, v0\nv_mov_b32_e32 v2, s10\nv_mov_b32_e32 v1, 0\n" + store("v2")
+    last = {int(run_kernel(body, memory, items=256, seed=seed)[0]) for seed in range(12)}
+    assert len(last) > 1 and last <= {0, 64, 128, 192}
+
+
 def test_seeded_runs_repeat(memory):
     first, second = (run_kernel(EXCHANGE.format(barrier=""), memory, workgroups=2, items=256, lds_bytes=1024, seed=3) for _ in range(2))
     assert np.array_equal(first, second)

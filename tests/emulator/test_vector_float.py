@@ -68,6 +68,10 @@ def hard_fma(form: Float) -> list[tuple[int, int, int]]:
     for scale in (1, 3, 5):  # denormal results
         found.append((form.round(tiny * scale), form.round(Fraction(1, 2) + epsilon), form.round(Fraction(0))))
         found.append((form.round(tiny * scale), form.round(Fraction(1, 2) + epsilon), form.round(tiny)))
+    if form is F32:  # just beside the tie of two denormals, by less than float64 can tell
+        a, b = Fraction(2) ** -75 * (1 + epsilon), Fraction(2) ** -75 * (1 - epsilon)
+        for steps, sign in itertools.product((2**20 + 1, 2**20), (1, -1)):
+            found.append((form.round(a), form.round(sign * b), form.round(Fraction(steps, 2**149))))
     return found
 
 
