@@ -364,19 +364,32 @@ class Device(ABC):
     def _close(self) -> None: ...
 
 
-def open_device(kind: Literal["auto", "hip", "emulator"] = "auto", *, arch: str | None = None, seed: int | None = None) -> Device:
+def open_device(
+    kind: Literal["auto", "hip", "emulator"] = "auto",
+    *,
+    arch: str | None = None,
+    seed: int | None = None,
+    timing: Literal["earliest", "latest", "hardware"] = "earliest",
+    checks: Literal["off", "strict"] = "off",
+) -> Device:
     """Open the first GPU ("hip"), the emulator ("emulator"), or ("auto") a GPU if one answers for which there are code objects, else the emulator.
 
-    arch: which architecture it must be (None: any for "hip"; gfx950 is all that the emulator knows). seed: of the emulator only; given, the
-    waves of a workgroup run one after another between barriers, in an order that the seed draws. `Device.reason` says what was taken and why.
-    DeviceError if "hip" cannot be opened, with what to install; UnsupportedArch if the device is not of `arch`; ValueError for another kind.
+    arch: which architecture it must be (None: any for "hip"; gfx950 is all that the emulator knows). `Device.reason` says what was taken and why.
+
+    Of the emulator only: seed: given, waves run in random pieces between barriers and workgroups in a random order, which the seed draws.
+    timing: when loads complete: at issue ("earliest"), at the wait that covers them ("latest"), or in between as on a GPU ("hardware").
+    checks: "strict": what hardware does not promise is a KernelFault too, such as a race or a missing wait.
+
+    DeviceError if "hip" cannot be opened, with what to install; UnsupportedArch if the device is not of `arch`; ValueError for another kind, timing
+    or checks, and for an option of the emulator with another kind.
     """
     if kind not in ("auto", "hip", "emulator"):
         raise ValueError(f"device kind {kind!r}: it is 'auto', 'hip' or 'emulator'")
-    if seed is not None and kind != "emulator":
-        raise ValueError("seed is an option of the emulator: open_device('emulator', seed=…)")
     if kind == "emulator":
-        return _open_emulator(arch, seed)
+        return _open_emulator(arch, seed, timing, checks)
+    for name, value, plain in (("seed", seed, None), ("timing", timing, "earliest"), ("checks", checks, "off")):
+        if value != plain:
+            raise ValueError(f"{name} is an option of the emulator: open_device('emulator', {name}=…)")
     if kind == "hip":
         return _open_hip(arch)
     wanted = [arch] if arch else packaged_archs() or ["gfx950"]
@@ -390,7 +403,7 @@ def open_device(kind: Literal["auto", "hip", "emulator"] = "auto", *, arch: str 
             return device
         why = f"{device.name} is {device.arch}, needed is {' or '.join(wanted)}"
         device.close()
-    emulator = _open_emulator(arch, None)
+    emulator = _open_emulator(arch)
     emulator.reason = f"emulator: {why}"
     return emulator
 
@@ -406,12 +419,12 @@ def _open_hip(arch: str | None) -> Device:
     return device
 
 
-def _open_emulator(arch: str | None, seed: int | None) -> Device:
+def _open_emulator(arch: str | None, seed: int | None = None, timing: str = "earliest", checks: str = "off") -> Device:
     from .emulator_device import ARCH, EmulatorDevice
 
     if arch not in (None, ARCH):
         raise UnsupportedArch(f"the emulator is of {ARCH}, asked for was {arch}")
-    return EmulatorDevice(seed=seed)
+    return EmulatorDevice(seed=seed, timing=timing, checks=checks)
 
 
 def _grid3(info: KernelInfo, grid: Grid) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from .code_object import CodeObject, KernelInfo
 from .device import Device
-from .emulator.machine import Descriptor, Dispatch, LaunchReport, run
+from .emulator.completion import TIMINGS
+from .emulator.machine import CHECKS, Descriptor, Dispatch, LaunchReport, require_choice, run
 from .emulator.memory import Memory
+from .emulator.observer import Observer
 from .errors import DeviceError
 
 ARCH = "gfx950"
@@ -52,17 +54,22 @@ class _Mark:
 class EmulatorDevice(Device):
     """A gfx950 GPU emulated on the CPU.
 
-    seed: None: all waves advance together; an int: waves of a workgroup run one after another between barriers, in an order drawn from it.
-    progress: called as progress(done, total) during launches, None for silence; may be set at any time. reports: of the last launches, the
-    latest last. memory: the emulator's.
+    seed: None: all waves advance together; an int: they run in random pieces between barriers, workgroups in a random order, drawn from it.
+    timing: when loads complete: "earliest" (at issue), "latest" (at the wait that covers them) or "hardware". checks: "off", or "strict": what
+    hardware does not promise is a KernelFault too. All three may be set at any time and hold for later launches.
+    progress: called as progress(done, total) during launches, None for silence; may be set at any time. observe: called with each launch, whose
+    run the observers that it returns watch. reports: of the last launches, the latest last. memory: the emulator's.
     """
 
     kind: Literal["hip", "emulator"] = "emulator"
 
-    def __init__(self, *, seed: int | None = None):
+    def __init__(self, *, seed: int | None = None, timing: str = "earliest", checks: str = "off"):
+        for name, value, known in (("timing", timing, TIMINGS), ("checks", checks, CHECKS)):
+            require_choice(name, value, known)
         super().__init__(arch=ARCH, name=f"{ARCH} emulator", num_compute_units=NUM_COMPUTE_UNITS, max_lds_bytes=MAX_LDS_BYTES)
-        self.seed = seed
+        self.seed, self.timing, self.checks = seed, timing, checks
         self.progress: Callable[[int, int], None] | None = None
+        self.observe: Callable[[Dispatch], Sequence[Observer]] | None = None
         self.reports: deque[LaunchReport] = deque(maxlen=NUM_REPORTS)
         self.memory = Memory()
 
@@ -119,7 +126,9 @@ class EmulatorDevice(Device):
                 kernarg=address,
                 dynamic_lds_bytes=dynamic_lds_bytes,
             )
-            self.reports.append(run(dispatch, self.memory, seed=self.seed, progress=self.progress))
+            observers = () if self.observe is None else self.observe(dispatch)
+            options = {"seed": self.seed, "timing": self.timing, "checks": self.checks, "progress": self.progress, "observers": observers}
+            self.reports.append(run(dispatch, self.memory, **options))
         finally:
             self.memory.free(address)
 

@@ -76,7 +76,8 @@ def _load_narrow(nbytes: int, signed: bool, half: int | None) -> Callable[[Encod
             memory = group.state.memory
             offset = memory.check(group, address(group), group.mask, nbytes, "read")
             value = load_narrow(memory.cells, offset, nbytes)
-            group.write_vgpr(destination, place_narrow(value, group.read_vgpr(destination), nbytes, signed, half))
+            old = value if half is None else group.read_vgpr(destination)
+            group.write_vgpr(destination, place_narrow(value, old, nbytes, signed, half))
 
         return run
 

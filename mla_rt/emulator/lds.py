@@ -89,7 +89,8 @@ def _read_narrow(nbytes: int, signed: bool, half: int | None = None) -> Callable
         def run(group: Group) -> None:
             where = _locate(group, _address(group, register, offset), group.mask, nbytes, "read", nbytes)
             value = load_narrow(_cells(group), where, nbytes)
-            group.write_vgpr(destination, place_narrow(value, group.read_vgpr(destination), nbytes, signed, half))
+            old = value if half is None else group.read_vgpr(destination)
+            group.write_vgpr(destination, place_narrow(value, old, nbytes, signed, half))
 
         return run
 
@@ -272,11 +273,7 @@ def dma_store(group: Group, immediate: int, values: list[np.ndarray], mask: np.n
     stride = 16 if len(values) > 2 else 4
     base = (group.read_sgpr(M0) & ~np.uint32(3)).astype(np.int64) + immediate
     where = _locate(group, base[:, None] + np.arange(LANES) * stride, mask, 4 * len(values), "DMA write", 4)
-    cells = _cells(group)
-    if group.exec_full and mask is group.mask:
-        cells.store_dwords(where.ravel(), [value.ravel() for value in values])
-    else:
-        cells.store_dwords(where[mask], [value[mask] for value in values])
+    group.write_lds_dma(_cells(group), where, values, mask)
 
 
 _INTEGER_ATOMICS = {  # opcode of the 32-bit form without return: operation, name; with return +32, 64 bits +64

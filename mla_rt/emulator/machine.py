@@ -1,30 +1,26 @@
-"""Launches: initial registers, scheduling of waves, barriers, limits.
-
-Waves that stand at the same pc execute together. When they part, the group with the lowest pc runs first, so that the sides of a branch and the
-iterations of a loop meet again; groups that come to the same pc merge. Within a straight line of code there is no scheduling at all.
-"""
+"""Launches: what is checked before, batches of workgroups, and the registers that a wave starts with. `schedule.py` runs the waves."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import KernelFault, UnknownInstruction
-from .decoder import LONGEST, Block, Program
+from .completion import TIMINGS
+from .decoder import LONGEST, Program
 from .descriptor import Descriptor
 from .float_mode import FloatMode
 from .memory import Memory
 from .observer import Observer
-from .state import EXEC, LANES, Group, State
+from .schedule import Batch, Heartbeat, Progress
+from .state import EXEC, LANES, State
 
 MAX_RESIDENT_WAVES = 512  # large enough for numpy, small enough that a register of all waves (128 KiB) stays in cache
 MAX_GROUP_INSTRUCTIONS = 20_000_000  # of one batch of workgroups, an instruction of many waves counting once: far above any real kernel
-_PROGRESS_SECONDS = 0.2
-
-Progress = Callable[[int, int], None]
+CHECKS = ("off", "strict")
 
 
 @dataclass(frozen=True)
@@ -56,19 +52,25 @@ def run(
     *,
     seed: int | None = None,
     progress: Progress | None = None,
+    timing: str = "earliest",
+    checks: str = "off",
     observers: Sequence[Observer] = (),
     max_resident_waves: int = MAX_RESIDENT_WAVES,
     max_group_instructions: int = MAX_GROUP_INSTRUCTIONS,
 ) -> LaunchReport:
     """Run a launch to its end.
 
-    seed None: all waves advance together. With a seed, between barriers the waves of a workgroup run one after another in a random order, and
-    workgroups are taken in a random order, so that a missing barrier shows.
+    seed None: all waves advance together. With a seed, waves run in random pieces between barriers and workgroups in a random order, so that a
+    result that depends on the order shows (see `schedule.py`).
+    timing: when loads complete, "earliest", "latest" or "hardware" (see `completion.py`).
+    checks: "off", or "strict": what hardware does not promise is a fault too.
     observers: see every step, in this order.
     progress(finished workgroups, all workgroups) is called between batches of workgroups and, within one, about five times a second.
     Raises KernelFault for what hardware would punish, UnknownInstruction for what is not emulated, ValueError for an impossible launch.
     """
     started = time.perf_counter()
+    for name, value, known in (("timing", timing, TIMINGS), ("checks", checks, CHECKS)):
+        require_choice(name, value, known)
     _check(dispatch)
     program = _program(dispatch, memory)
     random = None if seed is None else np.random.default_rng(seed)
@@ -79,15 +81,21 @@ def run(
     # Infinities and NaNs are results here, and integers wrap.
     with np.errstate(all="ignore"):
         for first in range(0, total, batch_size):
-            heartbeat = None if progress is None else _Heartbeat(progress, first, total)
+            heartbeat = None if progress is None else Heartbeat(progress, first, total)
             state = _initial_state(dispatch, memory, order[first : first + batch_size])
             state.observers = tuple(observers)
-            batch = _Batch(state, program, max_group_instructions, heartbeat)
+            batch = Batch(state, program, max_group_instructions, heartbeat, timing=timing, strict=checks == "strict")
             batch.run(random)
             executed += batch.num_instructions
     if progress is not None:
         progress(total, total)
     return LaunchReport(executed, time.perf_counter() - started)
+
+
+def require_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    """ValueError, naming the option, unless the value is one of those known."""
+    if value not in known:
+        raise ValueError(f"{name} {value!r}: it is {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
 
 
 def _check(dispatch: Dispatch) -> None:
@@ -168,106 +176,6 @@ def _initial_state(dispatch: Dispatch, memory: Memory, workgroups: np.ndarray) -
     masks = np.packbits(live, axis=1, bitorder="little").view(np.uint32)
     state.sgpr[EXEC : EXEC + 2] = masks[state.wave_in_workgroup].T
     return state
-
-
-class _Heartbeat:
-    def __init__(self, progress: Progress, finished: int, total: int):
-        self.progress, self.finished, self.total = progress, finished, total
-        self.next = time.perf_counter() + _PROGRESS_SECONDS
-
-    def beat(self) -> None:
-        now = time.perf_counter()
-        if now >= self.next:
-            self.next = now + _PROGRESS_SECONDS
-            self.progress(self.finished, self.total)
-
-
-class _Batch:
-    """The resident workgroups of a launch, run to their end."""
-
-    def __init__(self, state: State, program: Program, max_group_instructions: int, heartbeat: _Heartbeat | None):
-        self.state, self.program, self.heartbeat = state, program, heartbeat
-        self.limit, self.issued, self.num_instructions = max_group_instructions, 0, 0
-        self.live = np.ones(state.num_waves, np.bool_)
-
-    def run(self, random: np.random.Generator | None) -> None:
-        """Phase by phase: every live wave runs to its next barrier or end. Since ended waves count as arrived, all barriers then open."""
-        for observer in self.state.observers:
-            observer.begin(self.state)
-        while self.live.any():
-            for waves in self._turns(random):
-                if len(waves):
-                    self._advance(waves)
-            for observer in self.state.observers:
-                observer.phase(self.state)
-        for observer in self.state.observers:
-            observer.end(self.state)
-
-    def _turns(self, random: np.random.Generator | None) -> Iterator[np.ndarray]:
-        """The sets of waves that take their turn one after another in a phase."""
-        if random is None:
-            yield np.flatnonzero(self.live)
-            return
-        for position in random.permutation(self.state.waves_per_workgroup):
-            yield np.flatnonzero(self.live & (self.state.wave_in_workgroup == position))
-
-    def _advance(self, waves: np.ndarray) -> None:
-        """Run these waves until each is at a barrier or has ended."""
-        ready: dict[int, list[np.ndarray]] = {}
-        self._part(ready, waves, self.state.pc[waves])
-        while ready:
-            pc = min(ready)
-            meeting = ready.pop(pc)
-            group = Group(self.state, meeting[0] if len(meeting) == 1 else np.sort(np.concatenate(meeting)))
-            self._run_group(group, pc, ready)
-            if self.heartbeat is not None:
-                self.heartbeat.beat()
-
-    def _part(self, ready: dict[int, list[np.ndarray]], waves: np.ndarray, pcs: np.ndarray) -> None:
-        self.state.pc[waves] = pcs
-        for pc in np.unique(pcs):
-            ready.setdefault(int(pc), []).append(waves[pcs == pc])
-
-    def _block(self, pc: int) -> Block:
-        try:
-            return self.program.block(pc)
-        except UnknownInstruction as error:
-            raise UnknownInstruction(f"{self.state.kernel}: {error}") from error
-
-    def _run_group(self, group: Group, pc: int, ready: dict[int, list[np.ndarray]]) -> None:
-        """Run a group from pc until it stops, parts, or is no longer the one with the lowest pc."""
-        meeting = min(ready) if ready else None
-        while True:
-            block = self._block(pc)
-            if meeting is not None and pc < meeting < block.end:
-                block = block.until(meeting)
-            group.next_pc = block.end
-            for observer in self.state.observers:
-                observer.block(group, block)
-            try:
-                for group.pc, execute in block.steps:
-                    execute(group)
-            except IndexError as error:
-                raise group.fault("a register beyond those that the kernel declares") from error
-            self.issued += len(block.steps)
-            self.num_instructions += len(block.steps) * group.n
-            if self.issued > self.limit:
-                raise group.fault(f"more than {self.limit} instructions without an end")
-            if group.stop is not None:
-                self.state.pc[group.waves] = block.end
-                if group.stop == "end":
-                    self.live[group.waves] = False
-                return
-            following = group.next_pc
-            if not isinstance(following, int):
-                if (following != following[0]).any():
-                    self._part(ready, group.indices, following)
-                    return
-                following = int(following[0])
-            if meeting is not None and following >= meeting:
-                self._part(ready, group.indices, np.full(group.n, following))
-                return
-            pc = following
 
 
 __all__ = ["Descriptor", "Dispatch", "KernelFault", "LaunchReport", "run"]

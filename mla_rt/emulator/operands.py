@@ -77,7 +77,7 @@ def _is_sgpr(code: int) -> bool:
 def scalar_u32(code: int, literal: int | None = None) -> Reader:
     """Reader of a 32-bit scalar operand: uint32 [waves]."""
     if _is_sgpr(code):
-        return lambda group: group.state.sgpr[code, group.waves]
+        return lambda group: group.read_sgpr(code)
     constant = constant_bits(code, KINDS["u32"], literal)
     if constant is not None:
         value = np.array([constant], np.uint32)

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import KernelFault
 
 if TYPE_CHECKING:
-    from .memory import Memory
+    from .memory import Cells, Memory
     from .observer import Observer
 
 LANES = 64
@@ -108,6 +108,13 @@ class Group:
             self._vgpr[register] = value
         else:
             self.state.vgpr[register, self.waves] = value
+
+    def write_lds_dma(self, cells: Cells, offset: np.ndarray, values: list[np.ndarray], mask: np.ndarray) -> None:
+        """The LDS side of LDS-DMA: store consecutive dwords `values` (uint32 [waves, 64] each) of the lanes of `mask` at `offset` into `cells`."""
+        if self.exec_full and mask is self.mask:
+            cells.store_dwords(offset.ravel(), [value.ravel() for value in values])
+        else:
+            cells.store_dwords(offset[mask], [value[mask] for value in values])
 
     def read_sgpr(self, register: int) -> np.ndarray:
         return self.state.sgpr[register, self.waves]
