@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..errors import UnknownInstruction
-from . import buffer_memory, global_memory, lds, mfma, packed, scalar, scalar_memory, vector
+from . import buffer_memory, global_memory, indexed, lds, mfma, packed, scalar, scalar_memory, vector
 from .encodings import MAI_ENCODING, VOP3PX2, extract_fields, identify, literal_follows
 from .float_mode import DEFAULT_MODE, FloatMode
 from .instruction import Encoded, Instruction, Row, Run, UnsupportedEncoding
@@ -98,6 +98,7 @@ class Program:
     def __init__(self, code_at: Callable[[int], bytes], accum_offset: int, origin: int = 0, mode: FloatMode = DEFAULT_MODE):
         self._code_at, self._accum_offset, self._origin, self._mode = code_at, accum_offset, origin, mode
         self._blocks: dict[int, Block] = {}
+        self._relative_pcs: set[int] = set()  # of instructions in index mode: a block may also begin among them
 
     def block(self, pc: int) -> Block:
         found = self._blocks.get(pc)
@@ -108,16 +109,33 @@ class Program:
     def _decode_block(self, pc: int) -> Block:
         steps: list[tuple[int, Run]] = []
         instructions: list[Instruction] = []
+        relative = pc in self._relative_pcs
         while True:
             try:
                 instruction = decode(self._code_at(pc), pc, self._accum_offset, self._origin, self._mode)
+                if relative:
+                    self._relative_pcs.add(pc)
+                    instruction = self._relative(instruction, pc)
             except UnknownInstruction:
-                if not steps:
+                if not steps or relative:
                     raise
                 break  # a fault only if it is reached
+            if instruction.mnemonic in (indexed.ON, indexed.OFF):
+                if relative == (instruction.mnemonic == indexed.ON):
+                    raise UnknownInstruction(f"{instruction.mnemonic} without its counterpart in a straight line (pc {pc - self._origin:#x})")
+                relative = not relative
             steps.append((pc, instruction.run))
             instructions.append(instruction)
             pc += instruction.encoded.size
             if instruction.ends_block:
                 break
         return Block(tuple(steps), pc, tuple(instructions))
+
+    def _relative(self, instruction: Instruction, pc: int) -> Instruction:
+        """The instruction in index mode, in which only straight lines of code are emulated."""
+        try:
+            if instruction.ends_block:
+                raise UnsupportedEncoding("index mode")
+            return indexed.relative(instruction, TABLES[instruction.encoded.encoding][instruction.encoded.op])
+        except UnsupportedEncoding as error:
+            raise UnknownInstruction(f"{instruction.mnemonic}: {error} (pc {pc - self._origin:#x})") from error

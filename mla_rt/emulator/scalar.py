@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .branches import BRANCH_SOP1, BRANCH_SOPK, BRANCH_SOPP
+from .indexed import INDEX_SOP1, INDEX_SOPC, INDEX_SOPP
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
 from .operands import Reader, check_scalar_destination, scalar_u32, scalar_u64
 from .state import EXEC, M0, Group
@@ -312,6 +313,7 @@ SOP1: dict[int, Row] = {
     48: _sop1("s_abs_i32", _logic(_abs)),
     55: _sop1("s_bitreplicate_b64_b32", _plain(lambda a: _join_bits(np.repeat(_bits(a), 2, axis=1), U64)), 32, 64),
     **BRANCH_SOP1,
+    **INDEX_SOP1,
 }
 _both_widths(0, "s_mov_*", lambda a: a, scc=False)
 _both_widths(4, "s_not_*", lambda a: ~a)
@@ -414,6 +416,7 @@ def _sopc(mnemonic: str, compare: Callable[[Value, Value], Value], bits: int = 3
 
 _COMPARISONS = [("eq", np.equal), ("lg", np.not_equal), ("gt", np.greater), ("ge", np.greater_equal), ("lt", np.less), ("le", np.less_equal)]
 SOPC: dict[int, Row] = {
+    **INDEX_SOPC,
     18: _sopc("s_cmp_eq_u64", np.equal, 64),
     19: _sopc("s_cmp_lg_u64", np.not_equal, 64),
     12: _sopc("s_bitcmp0_b32", lambda a, b: _shift_right(a, b) & U32(1) == 0),
@@ -488,4 +491,5 @@ SOPP: dict[int, Row] = {
     21: _no_effect("s_decperflevel"),
     22: _no_effect("s_ttracedata"),
     **BRANCH_SOPP,
+    **INDEX_SOPP,
 }

@@ -37,9 +37,14 @@ FORMS: dict[str, list[tuple[str, str, dict[str, int]]]] = {
         ("sdst", "", {"sdst": 6}),
     ],
     "SOP2": [("sdst ssrc0 ssrc1", "", {"sdst": 6, "ssrc0": 10, "ssrc1": 12})],
-    "SOPC": [("ssrc0 ssrc1", "", {"ssrc0": 10, "ssrc1": 12})],
+    "SOPC": [("ssrc0 ssrc1", "", {"ssrc0": 10, "ssrc1": 12}), ("ssrc0", ", gpr_idx(SRC0,DST)", {"ssrc0": 10, "ssrc1": 9})],
     "SOPK": [("sdst", ", 0x1234", {"sdst": 6, "simm16": 0x1234}), ("sdst", ", 4660", {"sdst": 6, "simm16": 0x1234})],
-    "SOPP": [("", "", {"simm16": 0}), ("", " 4", {"simm16": 4}), ("", " vmcnt(1) & lgkmcnt(2)", {"simm16": 0x271})],
+    "SOPP": [
+        ("", "", {"simm16": 0}),
+        ("", " 4", {"simm16": 4}),
+        ("", " vmcnt(1) & lgkmcnt(2)", {"simm16": 0x271}),
+        ("", " gpr_idx(SRC1)", {"simm16": 2}),
+    ],
     "VOP1": [
         ("vdst src0", "", {"vdst": 6, "src0": 266}),
         ("sdst src0", "", {"vdst": 6, "src0": 266}),
@@ -100,7 +105,7 @@ FORMS: dict[str, list[tuple[str, str, dict[str, int]]]] = {
     ],
 }
 ROLES.update({"acc": ["a6, a10"], "accdst": ["a6"], "accsrc": ["a10"], "vcc": ["vcc"], "literal": ["0x42280000"]})
-LONE_OPERAND = {"ssrc0": "s_setpc_b64", "sdst": "s_getpc_b64"}
+LONE_OPERAND = {"ssrc0": ("s_setpc_b64", "s_set_gpr_idx_idx"), "sdst": ("s_getpc_b64",)}
 TABLES = {
     "SOP1": scalar.SOP1, "SOP2": scalar.SOP2, "SOPC": scalar.SOPC, "SOPK": scalar.SOPK, "SOPP": scalar.SOPP,
     "VOP1": vector.VOP1, "VOP2": vector.VOP2, "VOPC": vector.VOPC, "VOP3": vector.VOP3, "VOP3P": packed.VOP3P,
@@ -118,7 +123,7 @@ def texts(encoding: str, mnemonic: str) -> list[tuple[str, dict[str, int]]]:
     # Register pairs only where the name speaks of 64 bits or of pairs of dwords: it keeps the number of candidates down.
     wide = "64" in mnemonic or mnemonic.startswith(("v_pk_", "v_mqsad", "v_qsad"))
     for suffix, (roles, tail, fields) in itertools.product(suffixes, FORMS[encoding]):
-        if encoding == "SOP1" and roles in LONE_OPERAND and mnemonic != LONE_OPERAND[roles]:
+        if encoding == "SOP1" and roles in LONE_OPERAND and mnemonic not in LONE_OPERAND[roles]:
             continue
         for operands in itertools.product(*(ROLES[role][: None if wide else 1] for role in roles.split())):
             found.append((f"{mnemonic}{suffix} {', '.join(operands)}{tail}".strip(), fields))
