@@ -42,7 +42,9 @@ $(STAMP): pyproject.toml
 demo: all
 	@$(PY) -m mla_rt demo $(BATCH)
 
+# The probe first: on a GPU, nothing else can be trusted where it contradicts what the kernels assume.
 test: all
+	$(PY) -m mla_rt probe
 	$(PY) -m pytest -n auto
 
 lint: $(STAMP)

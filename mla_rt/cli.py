@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from . import batch_file
+from . import batch_file, probe
 from .batch import make_batch
 from .check import check
 from .code_object import CODE_OBJECTS, CodeObject
@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
 
     def on_device(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--device", choices=("auto", "hip", "emulator"), default="auto", help="where to run (default: a GPU if there is one)")
+
+    def on_device_split(sub: argparse.ArgumentParser) -> None:
+        on_device(sub)
         sub.add_argument("--splits", type=int, metavar="N", help="parts that each request's tokens are cut into (default: as the device is filled)")
 
     sub = command("decode", _decode, "Decode a batch.", arrays)
@@ -69,12 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("--kv", type=Path, metavar="kv.npz", help="decode this cache, which `quantize` wrote, in place of the kv of the batch")
     sub.add_argument("--check", action="store_true", help="compare with float64; exit code 1 if the promised accuracy is missed")
     sub.add_argument("-o", "--output", type=Path, metavar="out.npz", help="write out (bfloat16 bits as uint16) and lse (float32)")
-    on_device(sub)
+    on_device_split(sub)
     _add_quantizer_options(sub)
 
     sub = command("demo", _demo, "Decode a batch in all three cache formats, compare with float64, and say how exact it was.", arrays)
     sub.add_argument("batch", type=Path, nargs="?", help="npz file (default: a small batch is made)")
-    on_device(sub)
+    on_device_split(sub)
 
     sub = command("quantize", _quantize, "Quantize an array, block-wise (mxfp4) or with one scale (fp8).")
     sub.add_argument("input", type=Path, help="npy file: floats [.., width], or bfloat16 bits as uint16")
@@ -85,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("dequantize", _dequantize, "Write what `quantize` wrote as float32 again.")
     sub.add_argument("input", type=Path, help="npz file")
     sub.add_argument("-o", "--output", type=Path, metavar="out.npy", required=True)
+
+    sub = command("probe", _probe, "Compare what the device does with what the kernels assume of it; exit code 1 if it differs.")
+    on_device(sub)
 
     command("info", _info, "Show the devices, the code objects, and what their kernels take of a compute unit.")
     return parser
@@ -154,6 +160,21 @@ def _dequantize(options: argparse.Namespace) -> int:
         np.save(file, values)
     print(f"{options.output}: float32 {values.shape}")
     return 0
+
+
+def _probe(options: argparse.Namespace) -> int:
+    with _opened(options.device) as device:
+        print(f"{describe_device(device)}\n", flush=True)
+        findings = probe.probe(device)
+        kind, name = device.kind, device.name
+    print(probe.report(findings))
+    contradicted = [finding.fact.name for finding in findings if not finding.confirmed]
+    print(f"\n{len(findings) - len(contradicted)} of {len(findings)} facts confirmed by {name}", end="")
+    print(f"; contradicted: {', '.join(contradicted)}" if contradicted else "")
+    if kind == "hip":
+        with open_device("emulator") as emulator:
+            print(f"the emulator gives {probe.compare_bits(findings, probe.probe(emulator))}")
+    return 1 if contradicted else 0
 
 
 def _info(options: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ LAYERS = {
     "decode": {"errors", "formats", "plan", "batch", "merge", "code_object", "device"},
 }
 # The command line stands on all of these, but reaches a backend through device.py only; nothing below knows of it.
-COMMAND = {"accuracy", "occupancy", "batch_file", "check", "demo", "cli", "__main__"}
+COMMAND = {"accuracy", "occupancy", "batch_file", "check", "demo", "probe", "cli", "__main__"}
 PUBLIC = LAYERS.keys() - {"emulator", "hip_device", "emulator_device"}
 LAYERS |= {unit: PUBLIC | COMMAND - {unit, "__main__"} for unit in COMMAND} | {"__init__": PUBLIC}
 # device.py opens these by name when asked to, and not before.
