@@ -105,6 +105,14 @@ DEVICE vec<f32, 4> mfma_scaled(vec<i32, 8> a, vec<i32, 8> b, vec<f32, 4> c, u32 
 }
 
 // ---- memory
+// DMAs stand between begin_dmas() and end_dmas(). The compiler takes it that global_load_lds counts in lgkmcnt too, which it does not
+// (llvm-project pull request 179305, after clang 22.1): its waits for LDS results that are outstanding there come out too weak. So none may be.
+DEVICE void begin_dmas() {
+    __builtin_amdgcn_sched_barrier(0);
+    __builtin_amdgcn_s_waitcnt(0xc07f);  // lgkmcnt(0)
+    __builtin_amdgcn_sched_barrier(0);
+}
+DEVICE void end_dmas() { __builtin_amdgcn_sched_barrier(0); }
 // Lane l's 16 bytes at `source` (its own address) go to `target` + 16 * l (`target` is the same in all lanes); counted in vmcnt.
 // OFFSET counts on both sides: from `source` + OFFSET to `target` + OFFSET + 16 * l.
 template <int OFFSET = 0> DEVICE void dma_16_to_lds(const u8* source, LDS u8* target) {

@@ -46,20 +46,32 @@ struct PageTable {
 // and a weight of 0 meets a finite value.
 DEVICE i64 locate_token(const PageTable& pages, i32 tile_begin, i32 kv_end, i32 lane) { return pages.row_of(min(tile_begin + lane, kv_end - 1)); }
 
-// Calls body(i) for this wave's share of 0 .. COUNT - 1.
+// Calls body(round, i) for this wave's share of i = 0 .. COUNT - 1; `round` is a constant after unrolling.
 template <int COUNT, class Body> DEVICE void deal_over_waves(i32 wave, Body body) {
 #pragma unroll
-    for (i32 first = 0; first + NUM_WAVES <= COUNT; first += NUM_WAVES) body(first + wave);
-    if (wave < COUNT % NUM_WAVES) body(COUNT / NUM_WAVES * NUM_WAVES + wave);
+    for (i32 round = 0; round < COUNT / NUM_WAVES; round++) body(round, round * NUM_WAVES + wave);
+    if (wave < COUNT % NUM_WAVES) body(COUNT / NUM_WAVES, COUNT / NUM_WAVES * NUM_WAVES + wave);
 }
 
-// Starts the tile's DMAs, dealt out over the waves; `token_row` is locate_token's.
+// Starts DMAs dealt out over the waves: source(i) is where each lane reads for DMA i, start(i, source) starts it.
+template <int COUNT, class Source, class Start> DEVICE void start_dmas(i32 wave, Source source, Start start) {
+    const u8* sources[COUNT / NUM_WAVES + 1];
+    deal_over_waves<COUNT>(wave, [&](i32 round, i32 dma) { sources[round] = source(dma); });
+    begin_dmas();
+    deal_over_waves<COUNT>(wave, [&](i32 round, i32 dma) { start(dma, sources[round]); });
+    end_dmas();
+}
+
+// Starts the tile's DMAs; `token_row` is locate_token's.
 template <class Format> DEVICE void load_rows(LDS KvTile<Format>* tile, const u8* kv, i64 token_row, i32 wave, i32 lane) {
     using Tile = KvTile<Format>;
-    deal_over_waves<Tile::NUM_DMAS>(wave, [&](i32 dma) {
-        const i32 chunk = dma * LANES + lane, token = chunk / Tile::CHUNKS_PER_ROW, part = chunk % Tile::CHUNKS_PER_ROW;
-        dma_16_to_lds(kv + shuffle(token_row, token) * Format::ROW_BYTES + part * DMA_BYTES, tile->rows + dma * (LANES * DMA_BYTES));
-    });
+    start_dmas<Tile::NUM_DMAS>(
+        wave,
+        [&](i32 dma) {
+            const i32 chunk = dma * LANES + lane, token = chunk / Tile::CHUNKS_PER_ROW, part = chunk % Tile::CHUNKS_PER_ROW;
+            return kv + shuffle(token_row, token) * Format::ROW_BYTES + part * DMA_BYTES;
+        },
+        [&](i32 dma, const u8* source) { dma_16_to_lds(source, tile->rows + dma * (LANES * DMA_BYTES)); });
 }
 template <class Format> DEVICE void load_tile(LDS KvTile<Format>* tile, const u8* kv, const u8*, i64 token_row, i32 wave, i32 lane) {
     load_rows(tile, kv, token_row, wave, lane);
@@ -67,10 +79,13 @@ template <class Format> DEVICE void load_tile(LDS KvTile<Format>* tile, const u8
 template <> DEVICE_SPECIAL void load_tile(LDS KvTile<Mxfp4>* tile, const u8* kv, const u8* kv_scales, i64 token_row, i32 wave, i32 lane) {
     using Tile = KvTile<Mxfp4>;
     load_rows(tile, kv, token_row, wave, lane);
-    deal_over_waves<Tile::NUM_SCALE_DMAS>(wave, [&](i32 dma) {
-        const i32 pair = dma * LANES + lane, token = pair / Tile::PAIRS_PER_ROW, part = pair % Tile::PAIRS_PER_ROW;
-        dma_2_to_lds(kv_scales + shuffle(token_row, token) * Mxfp4::SCALES_PER_ROW + part * 2, tile->scale_pairs + dma * (LANES * 4));
-    });
+    start_dmas<Tile::NUM_SCALE_DMAS>(
+        wave,
+        [&](i32 dma) {
+            const i32 pair = dma * LANES + lane, token = pair / Tile::PAIRS_PER_ROW, part = pair % Tile::PAIRS_PER_ROW;
+            return kv_scales + shuffle(token_row, token) * Mxfp4::SCALES_PER_ROW + part * 2;
+        },
+        [&](i32 dma, const u8* source) { dma_2_to_lds(source, tile->scale_pairs + dma * (LANES * 4)); });
 }
 
 // V of one tile as bf16, which holds every FP8 and MXFP4 value exactly. Rows are padded against bank conflicts of the transposed reads.
