@@ -60,7 +60,7 @@ def run_atomic(
     if destination is None:
         return
     parts = np.zeros(mask.shape + (size // 4,), np.uint32)
-    parts[mask] = found.view(np.uint32).reshape(len(found), -1)
+    parts[mask] = found.view(np.uint32).reshape(len(found), size // 4)
     for i in range(size // 4):
         group.write_vgpr(destination + i, parts[..., i], mask)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from . import float_math as fm
 from .convert import VOP1_CONVERT, VOP3_CONVERT
-from .instruction import Encoded, Row, Run
+from .instruction import Encoded, Row, Run, UnsupportedEncoding
 from .lanes import LANES_VOP1, LANES_VOP3
 from .operands import KINDS, vector_source, vgpr_reader
 from .packed import ACCVGPR_VOP1, dot2c_f32_bf16, dot2c_f32_f16
@@ -21,6 +21,8 @@ def _fma_with_literal(mnemonic: str, literal_multiplies: bool) -> Row:
     """v_fmamk (src0 * literal + vsrc1) and v_fmaak (src0 * vsrc1 + literal)."""
 
     def bind(encoded: Encoded) -> Run:
+        if encoded.encoding != "VOP2":
+            raise UnsupportedEncoding("SDWA or DPP on an instruction with a literal")
         f32 = KINDS["f32"]
         first = encoded.mode.source(vector_source(encoded.src0, f32, encoded.literal), f32)
         second = encoded.mode.source(vgpr_reader(encoded.vsrc1, f32), f32)
