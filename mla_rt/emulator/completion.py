@@ -6,14 +6,15 @@ so that only lgkmcnt(0) covers those. A completion model chooses a moment betwee
 
 - "earliest": at issue. Shows what reuses a register or LDS area that an earlier access still needs.
 - "latest": at the wait that covers it, never before. Shows a wait that is missing or too weak.
-- "hardware": between the two, much as on a GPU, for hand-scheduled kernels that count on latencies: LDS reads LDS_LATENCY clocks after issue, LDS-DMA
-  and scalar loads at their wait, loads to registers at once; and no wave runs far ahead of its workgroup (`schedule.py`).
+- "hardware": between the two, much as on a GPU, for hand-scheduled kernels that count on latencies: LDS reads and scalar loads LATENCY clocks after
+  issue, LDS-DMA at its wait, loads to registers at once; and no wave runs far ahead of its workgroup (`schedule.py`).
 
 Stores take effect at once in every model.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -27,7 +28,8 @@ from .observer import Observer
 from .state import LANES, Group, State
 
 TIMINGS = ("earliest", "latest", "hardware")
-LDS_LATENCY = 112  # clocks; production kernels are right with 96 to 128
+# Clocks. Production kernels are right with 96 to 128 for LDS; one uses scalar loads some 900 clocks after their issue without a wait.
+LATENCY = {"lds": 112, "smem": 400}
 ISSUE_CLOCKS = 4  # of any instruction of a wave
 MAX_VMCNT, MAX_LGKMCNT = 63, 15  # also what a wait encodes that does not wait
 _NEVER = float("inf")
@@ -126,7 +128,7 @@ class Access:
 class Track:
     """Waves with the same accesses outstanding, oldest first.
 
-    vmem, lgkm: what vmcnt and lgkmcnt count; flying: the LDS reads that have not landed yet though no wait is needed for that (hardware timing);
+    vmem, lgkm: what vmcnt and lgkmcnt count; flying: what lands without a wait (hardware timing), in the order of arrival;
     clock: of the wave; matrix_free: when the matrix core can begin another instruction.
     """
 
@@ -159,7 +161,7 @@ class TimedGroup(Group):
     tracks: Sequence[Track] = ()
     clock = 0
     matrix_free = 0  # the clock at which the matrix core can begin another instruction
-    due = _NEVER  # the clock at which the next LDS read lands
+    due = _NEVER  # the clock at which the next of the accesses with a latency lands
 
     def write_vgpr(self, register: int, value: np.ndarray, mask: np.ndarray | None = None) -> None:
         self.put_vgpr(register, value, self.mask if mask is None and not self.exec_full else mask)
@@ -318,8 +320,8 @@ class Completion:
             run(group)
         finally:
             group.access = None
-        if self.hardware and kind == "lds":
-            access.due = group.clock + LDS_LATENCY
+        if self.hardware and kind in LATENCY:
+            access.due = group.clock + LATENCY[kind]
             group.due = min(group.due, access.due)
         for track in group.tracks:
             if kind != "lds" and kind != "smem":
@@ -327,7 +329,7 @@ class Completion:
             if kind != "vmem":
                 track.lgkm.append(access)
             if access.due < _NEVER:
-                track.flying.append(access)
+                insort(track.flying, access, key=lambda flying: flying.due)
 
     def wait(self, group: TimedGroup, wait: Wait) -> None:
         """Land what an s_waitcnt covers."""
@@ -347,7 +349,7 @@ class Completion:
         self._find_due(group)
 
     def _cover_lgkm(self, group: TimedGroup, track: Track, access: Access) -> None:
-        if access.kind == "lds" and self.hardware:
+        if access.kind in LATENCY and self.hardware:
             if access in track.flying:  # the wave stands still until it lands
                 group.clock = max(group.clock, int(access.due))
                 self._land_flying(track, group.clock)
