@@ -22,6 +22,8 @@ from .elf import PT_LOAD, Elf
 Value = TypeVar("Value")
 NT_AMDGPU_METADATA = 32
 DESCRIPTOR_BYTES = 64
+# Far beyond any kernel: what is larger is damaged, and would only use up memory.
+MAX_LOADED_BYTES, MAX_KERNARG_BYTES = 1 << 28, 1 << 16
 ENTRY_OFFSET = 16  # of the signed 64-bit distance from a descriptor to its kernel's first instruction
 
 CODE_OBJECTS = Path(__file__).parent / "code_objects"
@@ -133,6 +135,11 @@ class CodeObject:
             if size == 4 and elf.is_read_only(vaddr)
         }
         segments = tuple(Segment(s.vaddr, elf.take(s.offset, s.filesz, "a segment"), s.memsz) for s in elf.programs if s.kind == PT_LOAD)
+        if not segments:
+            raise ValueError("the code object has nothing to load")
+        end = max(segment.vaddr + segment.memsz for segment in segments)
+        if end > MAX_LOADED_BYTES:
+            raise ValueError(f"the code object would take {end} bytes of memory, more than {MAX_LOADED_BYTES}")
         return cls(image, elf.arch, kernels, constants, exported, segments, tuple(elf.relocations()))
 
 
@@ -183,10 +190,14 @@ def _kernel_info(elf: Elf, entry: Mapping[str, Any], exported: Mapping[str, tupl
     if size != DESCRIPTOR_BYTES:
         raise ValueError(f"kernel {name} has no {DESCRIPTOR_BYTES}-byte descriptor {symbol}")
     descriptor = elf.read_virtual(vaddr, DESCRIPTOR_BYTES)
+    args = tuple(_argument(arg, f"arg{index}") for index, arg in enumerate(_field(entry, ".args", list, [])))
+    kernarg_bytes = _field(entry, ".kernarg_segment_size", int)
+    if max([kernarg_bytes, *(arg.offset + arg.size for arg in args)]) > MAX_KERNARG_BYTES:
+        raise ValueError(f"kernel {name} wants more than {MAX_KERNARG_BYTES} bytes of arguments")
     return KernelInfo(
         name=name,
-        args=tuple(_argument(arg, f"arg{index}") for index, arg in enumerate(_field(entry, ".args", list, []))),
-        kernarg_bytes=_field(entry, ".kernarg_segment_size", int),
+        args=args,
+        kernarg_bytes=kernarg_bytes,
         lds_bytes=_field(entry, ".group_segment_fixed_size", int),
         scratch_bytes=_field(entry, ".private_segment_fixed_size", int),
         num_vgprs=_field(entry, ".vgpr_count", int),

@@ -86,7 +86,7 @@ class Elf:
             symbols = self.take(section.offset, section.size // 24 * 24, "the symbol table")
             for name, info, _, _, value, size in struct.iter_unpack("<IBBHQQ", symbols):
                 if info & 15 == STT_OBJECT:
-                    yield strings[name:].split(b"\0", 1)[0].decode(), (value, size)
+                    yield strings[name:].split(b"\0", 1)[0].decode(errors="backslashreplace"), (value, size)
 
     def relocations(self) -> Iterator[tuple[int, int]]:
         """(virtual address of a 64-bit word, addend): the word is to hold the load address plus the addend. ValueError for any other kind."""

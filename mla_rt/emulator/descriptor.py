@@ -15,6 +15,19 @@ _USER_SGPRS = (
     ("flat_scratch_init", 5, 2),
     ("private_segment_size", 6, 1),
 )
+# Bits that are read below, or say nothing about how a kernel runs here: (offset, bytes, mask). All others must be zero.
+_KNOWN_BITS = (
+    (0, 12, (1 << 96) - 1),  # LDS, scratch and kernarg sizes
+    (12, 4, 0),
+    (16, 8, (1 << 64) - 1),  # entry offset
+    (24, 20, 0),
+    (44, 4, 0x3F),  # rsrc3: accum_offset
+    (48, 4, 0x00AFF3FF),  # rsrc1: VGPRs, SGPRs, float mode, dx10_clamp, ieee
+    (52, 4, 0x1FBF),  # rsrc2: scratch, user SGPRs, workgroup ids and info, work-item id dimensions
+    (56, 2, 0x7F),  # properties: user SGPRs
+    (58, 2, 0xFFFF),  # kernarg preload
+    (60, 4, 0),
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +56,12 @@ class Descriptor:
 
     @classmethod
     def parse(cls, raw: bytes) -> Descriptor:
-        """From the 64 bytes of symbol `<kernel>.kd`. Raises ValueError for any other length."""
+        """From the 64 bytes of symbol `<kernel>.kd`. Raises ValueError for any other length, and for bits whose meaning is not emulated."""
         if len(raw) != 64:
             raise ValueError(f"a kernel descriptor has 64 bytes, not {len(raw)}")
+        for offset, size, mask in _KNOWN_BITS:
+            if unknown := int.from_bytes(raw[offset : offset + size], "little") & ~mask:
+                raise ValueError(f"the kernel descriptor has bits set that are not emulated: {unknown:#x} of the {size} bytes at {offset}")
         lds, scratch, kernarg, _, entry_offset = struct.unpack_from("<IIIIq", raw)
         rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIIHH", raw, 44)
         return cls(

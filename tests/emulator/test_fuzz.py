@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from mla_rt import emulator_device, open_device
-from mla_rt.code_object import code_object_path
+from mla_rt.code_object import CodeObject, code_object_path
 from mla_rt.emulator import encodings
 from mla_rt.emulator.decoder import TABLES, decode
+from mla_rt.emulator.descriptor import Descriptor
 from mla_rt.emulator.encodings import identify
 from mla_rt.emulator.machine import run
 from mla_rt.emulator.memory import Memory
@@ -206,3 +207,48 @@ def test_damaged_code_objects(limited, seed):
     counts = fates_of_code_objects(seed, NUM_CODE_OBJECTS // 4)
     assert sum(counts.values()) == NUM_CODE_OBJECTS // 4
     assert min(counts[name] for name in ("right", "wrong", "ValueError", "KernelFault", "UnknownInstruction")) > 0, counts
+
+
+def test_every_known_descriptor_bit_is_read_and_every_other_raises():
+    """Each of the 512 bits, flipped alone in the descriptor of a real kernel, changes what is parsed or is refused."""
+    info = CodeObject.load(code_object_path("mla_decode", "gfx950")).kernels["mla_decode_bf16"]
+    parsed = Descriptor.parse(info.descriptor)
+    silent, refused = [], 0
+    for bit in range(512):
+        raw = bytearray(info.descriptor)
+        raw[bit // 8] ^= 1 << bit % 8
+        try:
+            if Descriptor.parse(bytes(raw)) == parsed:
+                silent.append(bit)
+        except ValueError as error:
+            assert "not emulated" in str(error)
+            refused += 1
+    # How many SGPRs there are is the same on every kernel of this family; whether there is scratch, its size says.
+    assert silent == [48 * 8 + 6, 48 * 8 + 7, 48 * 8 + 8, 48 * 8 + 9, 52 * 8]
+    assert refused > 250
+
+
+def test_no_two_rows_overlap():
+    """One mnemonic a row, and no opcode that two formats could both claim."""
+    for name, table in TABLES.items():
+        mnemonics = Counter(row.mnemonic for row in table.values())
+        assert not [mnemonic for mnemonic, count in mnemonics.items() if count > 1], name
+        assert all(opcode < 1 << LAYOUTS[name].fields["op"][1] for opcode in table), name
+    packed, matrix = TABLES["VOP3P"].keys(), TABLES["VOP3P-MAI"].keys()
+    assert not packed & matrix  # they share one encoding
+
+
+def test_each_first_dword_has_one_format():
+    """A dword made of a format's prefix and a table's opcode is identified as that format, so that no row hides another."""
+    for name, table in TABLES.items():
+        _, value = PREFIXES[name]
+        low, _ = LAYOUTS[name].fields["op"]
+        if name == "VOP3PX2":  # the opcode stands in the third dword
+            continue
+        for opcode in OPCODES[name]:
+            found = identify(value | opcode << low)
+            assert found is not None and (found.name == name or (name == "VOP3" and opcode in encodings.VOP3_WITH_SDST)), (
+                name,
+                opcode,
+                table[opcode],
+            )
