@@ -1,4 +1,4 @@
-# make all: kernels -> mla_rt/code_objects/<arch>/<stem>.co    make demo | test | lint | wheel | clean
+# make all: kernels -> mla_rt/code_objects/<arch>/<stem>.co    make demo | test | peers | lint | wheel | clean
 # Needs python3 (3.10 or newer, with venv) and make. Everything else is installed into .venv.
 
 PYTHON ?= python3
@@ -16,7 +16,7 @@ OBJECTS := $(foreach arch,$(ARCHES),$(KERNELS:src/hip/%.hip=mla_rt/code_objects/
 STALE   := $(filter-out $(OBJECTS),$(foreach arch,$(ARCHES),$(wildcard mla_rt/code_objects/$(arch)/*.co)))
 
 .DELETE_ON_ERROR:
-.PHONY: all demo test lint wheel clean remove-stale
+.PHONY: all demo test peers lint wheel clean remove-stale
 
 all: $(OBJECTS) $(if $(STALE),remove-stale)
 
@@ -46,6 +46,11 @@ demo: all
 test: all
 	$(PY) -m mla_rt probe
 	$(PY) -m pytest -n auto
+
+# AMD's own kernels on the emulator. They are fetched (40 MB, once); without the package registry the tests skip.
+peers: all
+	$(PY) -m pytest -m peers tests/peers
+	@cat build/peers/report.txt 2>/dev/null || true
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

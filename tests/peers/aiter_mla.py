@@ -1,0 +1,230 @@
+"""Launching AITER's MLA decode kernels as its host code does, and putting their partial results together in float64.
+
+The kernel arguments lie at multiples of 16 bytes, whatever names the code object's note gives them; names and meaning here follow AITER's host
+code (csrc/py_itfs_cu/asm_mla.cu) and Python wrapper (aiter/mla.py) of the release that `aiter_wheel` fetches. There, all caches have pages of one
+token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from mla_rt.code_object import Argument
+from mla_rt.device import Buffer
+from mla_rt.emulator.machine import LaunchReport
+from mla_rt.emulator_device import EmulatorDevice
+from mla_rt.reference import mla_decode
+
+FP8, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
+WIDTH, V_WIDTH = 576, 512
+WORK_BLOCK = 128  # tokens: a work begins at a multiple
+UNUSED_ROWS = 37  # of the cache, between and behind those of the requests
+
+_POINTERS = {
+    "partial_out": 0, "lse": 16, "q": 32, "kv": 48, "kv_indptr": 64, "kv_indices": 80, "kv_last_page_len": 96, "qo_indptr": 208,
+    "split_indptr_or_work": 224, "out": 240, "q_scale": 256, "kv_scale": 272,
+}  # fmt: skip
+_VALUES = {"sm_scale": 112, "rows": 128, "num_splits": 144, "q_stride": 160, "page_stride": 176, "page_size_log2": 192, "final_if_one": 288}
+ARGUMENTS = tuple(Argument(name, offset, 8, "global_buffer") for name, offset in _POINTERS.items()) + tuple(
+    Argument(name, offset, 4, "by_value") for name, offset in _VALUES.items()
+)
+KERNARG_BYTES = 304
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch.
+
+    rows_per_workgroup: rows (query tokens × heads) of one workgroup in the grid; persistent: work comes from a list, over num_workgroups
+    workgroups; final: the kernel writes the bf16 result itself where a request is not split.
+    """
+
+    kernel: str
+    q_dtype: type
+    kv_dtype: type
+    num_heads: int = 16
+    q_len: int = 1
+    kv_lens: tuple[int, ...] = (300, 600)
+    num_splits: int = 1
+    rows_per_workgroup: int = 128
+    persistent: bool = False
+    final: bool = True
+    num_workgroups: int = 3
+
+    def __str__(self) -> str:
+        return f"{self.kernel}-q{self.q_len}-{self.num_splits}splits"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """out [total_q, num_heads, 512], lse [total_q, num_heads] (NaN where the kernel writes none), and the float64 reference of both."""
+
+    out: np.ndarray
+    lse: np.ndarray
+    exact_out: np.ndarray
+    exact_lse: np.ndarray
+    report: LaunchReport
+
+    @property
+    def relative_error(self) -> float:
+        """L2 norm of the difference over that of the exact result."""
+        return float(np.linalg.norm(self.out - self.exact_out) / np.linalg.norm(self.exact_out))
+
+    @property
+    def cosine_distance(self) -> float:
+        """The measure of AITER's own tests."""
+        return float(1 - 2 * (self.out * self.exact_out).sum() / (self.out**2 + self.exact_out**2).sum())
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of a persistent launch: one workgroup's share of a request. partial_row: where its partial result goes, -1: it is the whole result."""
+
+    request: int
+    partial_row: int
+    kv_begin: int  # first and last + 1 of the request's tokens
+    kv_end: int
+
+
+def plan_work(case: Case) -> list[Work]:
+    """Cut every request into num_splits runs of whole blocks, the last of which may be short."""
+    works, partial_row = [], 0
+    for request, kv_len in enumerate(case.kv_lens):
+        step = math.ceil(math.ceil(kv_len / WORK_BLOCK) / case.num_splits) * WORK_BLOCK
+        cuts = [(begin, min(begin + step, kv_len)) for begin in range(0, kv_len, step)]
+        for begin, end in cuts:
+            works.append(Work(request, partial_row if len(cuts) > 1 else -1, begin, end))
+            partial_row += case.q_len if len(cuts) > 1 else 0
+    return works
+
+
+def merge(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """(out [..., 512], lse [...]) of disjoint parts of the tokens -> that of all, in float64."""
+    outs, lses = (np.stack([part[i] for part in parts]).astype(np.float64) for i in range(2))
+    highest = lses.max(axis=0)
+    weights = np.exp(lses - highest)
+    return (weights[..., None] * outs).sum(axis=0) / weights.sum(axis=0)[..., None], highest + np.log(weights.sum(axis=0))
+
+
+class _Inputs:
+    """Random normal queries and cache, tokens scattered over the cache's rows; outputs full of NaN."""
+
+    def __init__(self, case: Case, device: EmulatorDevice, seed: int):
+        random = np.random.default_rng(seed)
+        self.batch = len(case.kv_lens)
+        self.total_q = self.batch * case.q_len
+        self.kv_indptr = np.concatenate([[0], np.cumsum(case.kv_lens)]).astype(np.int32)
+        self.qo_indptr = np.arange(self.batch + 1, dtype=np.int32) * case.q_len
+        num_rows = int(self.kv_indptr[-1]) + UNUSED_ROWS
+        self.kv_indices = random.permutation(num_rows)[: self.kv_indptr[-1]].astype(np.int32)
+        self.q = random.standard_normal((self.total_q, case.num_heads, WIDTH)).astype(case.q_dtype)
+        self.kv = random.standard_normal((num_rows, WIDTH)).astype(case.kv_dtype)
+        unused = np.setdiff1d(np.arange(num_rows), self.kv_indices)
+        self.kv.view(np.uint8).reshape(num_rows, -1)[unused] = 0xFF  # NaN: whoever reads them shows it
+        self.sm_scale = 1 / math.sqrt(WIDTH)
+        self.device = device
+
+    def upload(self, array: np.ndarray) -> Buffer:
+        narrow = {1: np.uint8, 2: np.uint16}.get(array.itemsize)
+        return self.device.to_device(array if narrow is None else array.view(narrow))
+
+    def arguments(self, case: Case) -> dict[str, object]:
+        """Those that do not depend on how the tokens are divided among workgroups."""
+        one = self.upload(np.ones(1, np.float32))
+        return {
+            "q": self.upload(self.q),
+            "kv": self.upload(self.kv),
+            "kv_indptr": self.upload(self.kv_indptr),
+            "kv_indices": self.upload(self.kv_indices),
+            "kv_last_page_len": self.upload(np.ones(self.batch, np.int32)),
+            "qo_indptr": self.upload(self.qo_indptr),
+            "q_scale": one,
+            "kv_scale": one,
+            "sm_scale": np.float32(self.sm_scale),
+            "rows": np.uint32(case.num_heads * case.q_len),
+            "q_stride": np.uint32(case.num_heads * WIDTH * self.q.itemsize * case.q_len),
+            "page_stride": np.uint32(WIDTH * self.kv.itemsize),
+            "page_size_log2": np.uint32(0),
+        }
+
+
+def run(case: Case, path: Path, device: EmulatorDevice, *, seed: int = 0) -> Outcome:
+    """Launch the kernel and gather its result."""
+    inputs = _Inputs(case, device, seed)
+    (name,) = (module := device.load(path)).kernels
+    kernel = module.kernel(name)
+    kernel.info = dataclasses.replace(kernel.info, args=ARGUMENTS, kernarg_bytes=KERNARG_BYTES)
+    result = device.allocate(inputs.total_q * case.num_heads * V_WIDTH * 2)
+    rows = case.num_heads * V_WIDTH * 4
+
+    collect: Callable[[], tuple[np.ndarray, np.ndarray]]
+    if case.persistent:
+        works = plan_work(case)
+        num_partials = max(case.q_len * sum(work.partial_row >= 0 for work in works), 1)
+        partial, lse = device.allocate(num_partials * rows), device.allocate(num_partials * case.num_heads * 4)
+        grid, divided = _divide_by_list(case, inputs, works)
+        arguments = {"partial_out": partial, "num_splits": np.uint32(1), "split_indptr_or_work": divided, "final_if_one": np.uint32(1)}
+        collect = lambda: _collect_list(case, inputs, works, result, partial, lse)  # noqa: E731
+    else:
+        final = case.num_splits == 1 and case.final
+        partial = result if final else device.allocate(inputs.total_q * case.num_splits * rows)
+        lse = device.allocate(inputs.total_q * case.num_splits * case.num_heads * 4)
+        grid = (math.ceil(case.q_len * case.num_heads / case.rows_per_workgroup), inputs.batch, case.num_splits)
+        arguments = {
+            "partial_out": partial,
+            "num_splits": np.uint32(case.num_splits),
+            "split_indptr_or_work": inputs.upload(np.arange(inputs.batch + 1, dtype=np.int32) * case.num_splits),
+            "final_if_one": np.uint32(case.num_splits),
+        }
+        collect = lambda: _collect_final(case, inputs, result) if final else _collect_splits(case, inputs, partial, lse)  # noqa: E731
+
+    device.launch(kernel, grid, **inputs.arguments(case), **arguments, lse=lse, out=result)
+    out, out_lse = collect()
+    tokens = inputs.kv.astype(np.float64)[inputs.kv_indices]
+    bounds = {"qo_indptr": inputs.qo_indptr, "kv_indptr": inputs.kv_indptr}
+    exact = mla_decode(inputs.q.astype(np.float64), tokens, sm_scale=inputs.sm_scale, causal=True, **bounds)
+    return Outcome(out, out_lse, *exact, device.reports[-1])
+
+
+def _divide_by_list(case: Case, inputs: _Inputs, works: Sequence[Work]) -> tuple[tuple[int, int, int], Buffer]:
+    """The grid, and the work list in AITER's form: the addresses of the bounds of each workgroup's works and of the works."""
+    per_workgroup = math.ceil(len(works) / case.num_workgroups)
+    bounds = np.minimum(np.arange(case.num_workgroups + 1) * per_workgroup, len(works)).astype(np.int32)
+    table = np.zeros((len(works), 8), np.int32)
+    for row, work in zip(table, works, strict=True):
+        q_begin, kv_begin = work.request * case.q_len, int(inputs.kv_indptr[work.request])
+        left = case.kv_lens[work.request] - work.kv_end
+        row[:7] = work.request, work.partial_row, q_begin, q_begin + case.q_len, kv_begin + work.kv_begin, kv_begin + work.kv_end, left
+    addresses = np.array([inputs.upload(bounds).address, inputs.upload(table).address] + [0] * 8, np.uint64)
+    return (case.num_workgroups, 1, 1), inputs.upload(addresses)
+
+
+def _collect_final(case: Case, inputs: _Inputs, result: Buffer) -> tuple[np.ndarray, np.ndarray]:
+    out = result.download((inputs.total_q, case.num_heads, V_WIDTH), np.uint16).view(BF16).astype(np.float64)
+    return out, np.full(out.shape[:2], np.nan)
+
+
+def _collect_splits(case: Case, inputs: _Inputs, partial: Buffer, lse: Buffer) -> tuple[np.ndarray, np.ndarray]:
+    outs = partial.download((inputs.total_q, case.num_splits, case.num_heads, V_WIDTH), np.float32)
+    lses = lse.download((inputs.total_q, case.num_splits, case.num_heads), np.float32)
+    return merge([(outs[:, split], lses[:, split]) for split in range(case.num_splits)])
+
+
+def _collect_list(case: Case, inputs: _Inputs, works: Sequence[Work], result: Buffer, partial: Buffer, lse: Buffer) -> tuple[np.ndarray, np.ndarray]:
+    out, out_lse = _collect_final(case, inputs, result)
+    num_partials = partial.nbytes // (case.num_heads * V_WIDTH * 4)
+    outs = partial.download((num_partials, case.num_heads, V_WIDTH), np.float32)
+    lses = lse.download((num_partials, case.num_heads), np.float32)
+    for request in range(inputs.batch):
+        rows = [work.partial_row for work in works if work.request == request and work.partial_row >= 0]
+        if rows:
+            queries = slice(request * case.q_len, (request + 1) * case.q_len)
+            out[queries], out_lse[queries] = merge([(outs[row : row + case.q_len], lses[row : row + case.q_len]) for row in rows])
+    return out, out_lse
