@@ -15,12 +15,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .code_object import CodeObject, KernelInfo
-from .device import Device
+from .code_object import CodeObject, KernelInfo, pack_arguments
+from .device import Device, Kernel
 from .emulator.completion import TIMINGS
 from .emulator.machine import CHECKS, Descriptor, Dispatch, LaunchReport, require_choice, run
 from .emulator.memory import Memory
 from .emulator.observer import Observer
+from .emulator.undefined_memory import UndefinedMemory
 from .errors import DeviceError
 
 ARCH = "gfx950"
@@ -74,6 +75,8 @@ class EmulatorDevice(Device):
         self.memory = Memory()
 
     def _allocate(self, nbytes: int, name: str = "") -> int:
+        if self.checks == "strict" and self.memory.undefined is None:
+            self.memory.undefined = UndefinedMemory()
         try:
             return self.memory.allocate(nbytes, name)
         except MemoryError as error:
@@ -84,12 +87,14 @@ class EmulatorDevice(Device):
 
     def _upload(self, address: int, array: NDArray[Any], stream: None) -> None:
         self.memory.bytes_at(address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+        self.memory.define(address, array.nbytes)
 
     def _download(self, array: NDArray[Any], address: int, stream: None) -> None:
         array.reshape(-1).view(np.uint8)[:] = self.memory.bytes_at(address, array.nbytes)
 
     def _fill(self, address: int, byte: int, nbytes: int, stream: None) -> None:
         self.memory.bytes_at(address, nbytes)[:] = byte
+        self.memory.define(address, nbytes)
 
     def _load(self, code_object: CodeObject) -> _Image:
         end = max(segment.vaddr + segment.memsz for segment in code_object.segments)
@@ -98,6 +103,7 @@ class EmulatorDevice(Device):
             loaded = self.memory.bytes_at(base + segment.vaddr, segment.memsz)
             loaded[: len(segment.data)] = np.frombuffer(segment.data, np.uint8)
             loaded[len(segment.data) :] = 0
+        self.memory.define(base, end)
         for vaddr, addend in code_object.relocations:
             self.memory.bytes_at(base + vaddr, 8).view(np.uint64)[0] = base + addend
         return _Image(base, {name: (info, Descriptor.parse(info.descriptor)) for name, info in code_object.kernels.items()})
@@ -111,24 +117,46 @@ class EmulatorDevice(Device):
     def _launch(
         self, function: _Function, grid: tuple[int, int, int], block_size: int, dynamic_lds_bytes: int, stream: None, arguments: ctypes.Structure
     ) -> None:
+        self._run(function, grid, (block_size, 1, 1), dynamic_lds_bytes, arguments)
+
+    def launch_block(
+        self, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], /, *, dynamic_lds_bytes: int = 0, **arguments: Any
+    ) -> None:
+        """`launch` with a block of any shape in place of the one that the code object states."""
+        self._run(kernel._function, grid, block, dynamic_lds_bytes, pack_arguments(kernel.info, arguments))
+
+    def _run(
+        self, function: _Function, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_lds_bytes: int, arguments: ctypes.Structure
+    ) -> None:
+        if self.checks != "strict":
+            self.memory.undefined = None  # nobody would say what this launch stores
         kernarg = np.frombuffer(bytes(arguments), np.uint8)
         # A kernel without parameters still gets a pointer, and may load nothing through it.
         address = self._allocate(kernarg.nbytes, "kernarg")
         try:
             self.memory.bytes_at(address, kernarg.nbytes)[:] = kernarg
+            self.memory.define(address, kernarg.nbytes)
             dispatch = Dispatch(
                 kernel=function.info.name,
                 entry=function.image.base + function.info.entry,
                 image_base=function.image.base,
                 descriptor=function.descriptor,
                 grid=grid,
-                block=(block_size, 1, 1),
+                block=block,
                 kernarg=address,
                 dynamic_lds_bytes=dynamic_lds_bytes,
             )
             observers = () if self.observe is None else self.observe(dispatch)
-            options = {"seed": self.seed, "timing": self.timing, "checks": self.checks, "progress": self.progress, "observers": observers}
-            self.reports.append(run(dispatch, self.memory, **options))
+            report = run(
+                dispatch,
+                self.memory,
+                seed=self.seed,
+                timing=self.timing,
+                checks=self.checks,
+                progress=self.progress,
+                observers=observers,
+            )
+            self.reports.append(report)
         finally:
             self.memory.free(address)
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import KernelFault, UnknownInstruction
+from .checks import strict_observers
 from .completion import TIMINGS
 from .decoder import LONGEST, Program
 from .descriptor import Descriptor
 from .float_mode import FloatMode
 from .memory import Memory
 from .observer import Observer
+from .path_checks import PathChecks
 from .schedule import Batch, Heartbeat, Progress
 from .state import EXEC, LANES, State
 
@@ -44,6 +46,11 @@ class LaunchReport:
 
     num_instructions: int
     seconds: float
+
+    @property
+    def instructions_per_second(self) -> float:
+        """Of waves, by wall time."""
+        return self.num_instructions / self.seconds
 
 
 def run(
@@ -78,12 +85,13 @@ def run(
     order = np.arange(total) if random is None else random.permutation(total)
     batch_size = max(1, max_resident_waves // _waves_per_workgroup(dispatch))
     executed = 0
+    watching = (PathChecks(), *strict_observers(), *observers) if checks == "strict" else tuple(observers)
     # Infinities and NaNs are results here, and integers wrap.
     with np.errstate(all="ignore"):
         for first in range(0, total, batch_size):
             heartbeat = None if progress is None else Heartbeat(progress, first, total)
             state = _initial_state(dispatch, memory, order[first : first + batch_size])
-            state.observers = tuple(observers)
+            state.observers = watching
             batch = Batch(state, program, max_group_instructions, heartbeat, timing=timing, strict=checks == "strict")
             batch.run(random)
             executed += batch.num_instructions

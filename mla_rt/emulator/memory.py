@@ -15,6 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from .state import Group
+    from .undefined_memory import UndefinedMemory
 
 PAGE = mmap.PAGESIZE
 GUARD = 4096  # bytes, at least, between two allocations: an overrun of up to this much hits nothing
@@ -106,6 +107,7 @@ class Memory:
         self._ends: list[int] = []
         self._names: list[str] = []
         self._next = PAGE  # offset 0 is never allocated: inactive lanes are sent there
+        self.undefined: UndefinedMemory | None = None  # set before the first allocation to know which bytes were never written
         self._refresh()
 
     def allocate(self, nbytes: int, name: str = "") -> int:
@@ -126,6 +128,8 @@ class Memory:
         self._refresh()
         if nbytes <= POISON_LIMIT:
             self.cells.u8[start : start + nbytes] = 0xFF
+            if self.undefined is not None:
+                self.undefined.allocated(start, nbytes)
         return self.base + start
 
     def free(self, address: int) -> None:
@@ -137,6 +141,8 @@ class Memory:
         self._mapping.madvise(mmap.MADV_DONTNEED, start, _round_up(max(self._ends[where] - start, 1), PAGE))
         del self._starts[where], self._ends[where], self._names[where]
         self._refresh()
+        if self.undefined is not None:
+            self.undefined.freed(start)
 
     def bytes_at(self, address: int, nbytes: int) -> np.ndarray:
         """Writable uint8 view [nbytes]. Raises ValueError if the range is not inside one live allocation."""
@@ -144,6 +150,19 @@ class Memory:
         if nbytes < 0 or not self._inside(start, start + nbytes):
             raise ValueError(f"{nbytes} bytes at {address:#x} are not inside one live allocation")
         return self.cells.u8[start : start + nbytes]
+
+    def extent_at(self, address: int) -> tuple[int, int]:
+        """First address and bytes of the live allocation that holds this address. Raises ValueError if none does."""
+        where = bisect.bisect_right(self._starts, address - self.base) - 1
+        if where < 0 or address - self.base >= self._ends[where]:
+            raise ValueError(f"no allocation holds {address:#x}")
+        return self.base + self._starts[where], self._ends[where] - self._starts[where]
+
+    def define(self, address: int, nbytes: int) -> None:
+        """These bytes, inside one live allocation, have a value now."""
+        if self.undefined is not None and nbytes:
+            start, size = self.extent_at(address)
+            self.undefined.define(start - self.base, address - start, nbytes, size)
 
     def close(self) -> None:
         """Give all pages back. Views handed out earlier stay mapped (and read as zero) as long as they are held."""

@@ -315,10 +315,20 @@ def _shapes() -> dict[int, tuple[str, Shape, Element, Element]]:
     return rows
 
 
+_SHAPES = _shapes()
+_F8F6F4_SHAPES = {0x2D: Shape(16, 128), 0x2E: Shape(32, 64)}
 # The f8f6f4 rows serve the plain instruction and the 16-byte scaled one (VOP3PX2), whose opcode is that of its second half.
 MFMA: dict[int, Row] = {
-    0x2D: Row("v_mfma_f32_16x16x128_f8f6f4", _f8f6f4(Shape(16, 128))),
-    0x2E: Row("v_mfma_f32_32x32x64_f8f6f4", _f8f6f4(Shape(32, 64))),
-    **{opcode: Row(name, _plain(shape, a, b)) for opcode, (name, shape, a, b) in _shapes().items()},
+    0x2D: Row("v_mfma_f32_16x16x128_f8f6f4", _f8f6f4(_F8F6F4_SHAPES[0x2D])),
+    0x2E: Row("v_mfma_f32_32x32x64_f8f6f4", _f8f6f4(_F8F6F4_SHAPES[0x2E])),
+    **{opcode: Row(name, _plain(shape, a, b)) for opcode, (name, shape, a, b) in _SHAPES.items()},
 }
 MFMA_SCALED: dict[int, Row] = {opcode: Row(MFMA[opcode].mnemonic.replace("mfma_", "mfma_scale_"), MFMA[opcode].bind) for opcode in (0x2D, 0x2E)}
+
+
+def layout_of(encoded: Encoded) -> tuple[Shape, Element, Element]:
+    """Shape and operand types of a matrix instruction."""
+    if encoded.op in _F8F6F4_SHAPES:
+        return _F8F6F4_SHAPES[encoded.op], F8F6F4[encoded.cbsz], F8F6F4[encoded.blgp]
+    _, shape, a, b = _SHAPES[encoded.op]
+    return shape, a, b

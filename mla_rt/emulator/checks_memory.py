@@ -1,0 +1,248 @@
+"""Check of device memory: accesses of different workgroups to the same bytes that nothing orders.
+
+Workgroup i runs on compute die i mod 8 and the dies' L2 caches are not coherent, so data go from one workgroup to another only like this (what
+LLVM makes of a release and an acquire fence of agent scope):
+
+    writer   stores; buffer_wbl2 sc1; s_waitcnt vmcnt(0); an atomic, or a store with sc1, at some location
+    reader   an atomic that returns, or a load with sc1, at that location; a wait for it; buffer_inv sc1; loads
+
+Other waves of the writer's workgroup are covered if they issued their stores before a barrier before the buffer_wbl2 (LLVM has them wait for
+nothing: they share the way to the L2); those of the reader's workgroup after a barrier behind the buffer_inv. A scalar load needs an s_dcache_inv
+besides, for any byte that was written in the launch.
+
+Every access gets a number (one a wave, rising with time), and each dword the number of its last write and its last read. Reads are only listed
+until an allocation is first written: most never are. Allocations with accesses narrower than a dword are kept byte by byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .instruction import Instruction
+from .memory import Memory
+from .observer import Observer
+from .release import Releases
+from .state import Group, State
+
+_LIST_LIMIT = 1 << 26  # cells in the list of an allocation's reads; beyond, they are marked
+
+
+@dataclass(frozen=True)
+class _Read:
+    numbers: np.ndarray  # one for each cell
+    cells: np.ndarray
+
+
+@dataclass
+class _Allocation:
+    """Cells (dwords, or bytes if `shift` is 0) of one allocation. writer, reader: number of the last access; reader < 0: of several workgroups."""
+
+    start: int
+    nbytes: int
+    shift: int = 2
+    writer: np.ndarray | None = None
+    reader: np.ndarray | None = None
+    reads: list[_Read] = field(default_factory=list)
+    listed: int = 0
+
+    def refine(self) -> None:
+        """From dwords to bytes."""
+        self.shift = 0
+        if self.writer is not None:
+            self.writer = np.repeat(self.writer, 4)
+        if self.reader is not None:
+            self.reader = np.repeat(self.reader, 4)
+        self.reads = [_Read(np.repeat(read.numbers, 4), _bytes_of(read.cells)) for read in self.reads]
+
+
+def _bytes_of(dwords: np.ndarray) -> np.ndarray:
+    return np.asarray((4 * dwords[:, None] + np.arange(4, dtype=dwords.dtype)).ravel())
+
+
+class MemoryRaces(Observer):
+    watches_registers = True  # for `instruction`
+
+    def __init__(self) -> None:
+        self._allocations: dict[int, _Allocation] = {}
+        self._numbers = 1
+        self._workgroup_of = np.zeros(1 << 16, np.int64)  # of each number: a code of the workgroup, below; then the wave, pc and whether atomic
+        self._wave_of = np.zeros(1 << 16, np.uint8)
+        self._pc_of = np.zeros(1 << 16, np.int64)
+        self._atomic = np.zeros(1 << 16, np.bool_)
+        self._releases = Releases()
+        self._instruction: Instruction | None = None
+
+    def begin(self, state: State) -> None:
+        x, y, z = (state.workgroup_id[:, axis] for axis in range(3))
+        self._workgroup = (x | y << 21 | z << 42)[state.workgroup]
+        self._releases.begin(state, self._workgroup)
+
+    def instruction(self, group: Group, instruction: Instruction) -> None:
+        self._instruction = instruction
+        self._releases.instruction(group, instruction, self._numbers)
+
+    def phase(self, state: State) -> None:
+        self._releases.barrier(self._numbers)
+
+    def memory(self, group: Group, address: np.ndarray, mask: np.ndarray, nbytes: int, access: str) -> None:
+        fields = self._instruction.encoded.fields if self._instruction is not None else {}
+        synchronises = access == "atomic" or bool(fields.get("sc1"))
+        numbers = self._new_numbers(group, synchronises)
+        lanes = address.shape[1]
+        owner = np.repeat(numbers, lanes)
+        active = mask.ravel()
+        everywhere = bool(active.all())
+        flat = address.ravel() if everywhere else address.ravel()[active]
+        owner = owner if everywhere else owner[active]
+        for allocation, inside in self._touched(group.state.memory, flat):
+            where = flat if inside is None else flat[inside]
+            mine = owner if inside is None else owner[inside]
+            cells, mine = self._cells(allocation, where, mine, nbytes)
+            if access in ("read", "scalar read"):
+                self._read(group, allocation, cells, mine, access, nbytes)
+            else:
+                self._write(group, allocation, cells, mine, access, nbytes)
+        if synchronises:
+            self._releases.synchronise(group, address, mask, access, bool(fields.get("sc0")), numbers)
+
+    def _new_numbers(self, group: Group, atomic: bool) -> np.ndarray:
+        first, end = self._numbers, self._numbers + group.n
+        while end > len(self._pc_of):
+            for name in ("_workgroup_of", "_wave_of", "_pc_of", "_atomic"):
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
+        self._workgroup_of[first:end] = self._workgroup[group.indices]
+        self._wave_of[first:end] = group.state.wave_in_workgroup[group.indices]
+        self._pc_of[first:end] = group.pc - group.state.image_base
+        self._atomic[first:end] = atomic
+        self._numbers = end
+        return np.arange(first, end, dtype=np.int32)
+
+    def _touched(self, memory: Memory, address: np.ndarray) -> list[tuple[_Allocation, np.ndarray | None]]:
+        """The allocations that these addresses lie in, each with the mask of its addresses (None: all)."""
+        low, high = memory.extent_at(int(address.min())), memory.extent_at(int(address.max()))
+        if low == high:
+            return [(self._allocation(*low), None)]
+        found, left = [], np.ones(address.shape, np.bool_)
+        while left.any():
+            start, nbytes = memory.extent_at(int(address[left].min()))
+            inside = (address >= np.uint64(start)) & (address < np.uint64(start + nbytes))
+            found.append((self._allocation(start, nbytes), inside))
+            left &= ~inside
+        return found
+
+    def _allocation(self, start: int, nbytes: int) -> _Allocation:
+        if start not in self._allocations:
+            self._allocations[start] = _Allocation(start, nbytes)
+        return self._allocations[start]
+
+    def _cells(self, allocation: _Allocation, address: np.ndarray, numbers: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+        offset = (address - np.uint64(allocation.start)).view(np.int64)
+        if allocation.shift and (nbytes & 3 or int(np.bitwise_or.reduce(offset)) & 3):
+            allocation.refine()
+        count = nbytes >> allocation.shift
+        first = (offset >> allocation.shift).astype(np.uint32 if allocation.nbytes >> allocation.shift < 1 << 32 else np.uint64)
+        if count == 1:
+            return first, numbers
+        return (first[:, None] + np.arange(count, dtype=first.dtype)).ravel(), np.repeat(numbers, count)
+
+    # ---- the rules
+
+    def _read(self, group: Group, allocation: _Allocation, cells: np.ndarray, numbers: np.ndarray, access: str, nbytes: int) -> None:
+        if allocation.writer is None:
+            allocation.reads.append(_Read(numbers, cells))
+            allocation.listed += len(cells)
+            if allocation.listed > _LIST_LIMIT:
+                self._mark_reads(allocation)
+            return
+        earlier = allocation.writer.take(cells)
+        scalar = access == "scalar read"
+        suspect = earlier != 0
+        if suspect.any():
+            if not scalar:
+                suspect &= self._workgroup_of[earlier] != self._workgroup_of[numbers]
+            self._judge(group, allocation, suspect, cells, numbers, earlier, f"{access} of {nbytes} bytes", "write", scalar=scalar)
+        self._mark_reads(allocation)
+        self._mark_read(allocation, cells, numbers)
+
+    def _write(self, group: Group, allocation: _Allocation, cells: np.ndarray, numbers: np.ndarray, access: str, nbytes: int) -> None:
+        self._mark_reads(allocation)
+        if allocation.writer is None:
+            allocation.writer = np.zeros(allocation.nbytes + 3 >> allocation.shift, np.int32)
+        assert allocation.reader is not None
+        for table, verb in ((allocation.writer, "write"), (allocation.reader, "read")):
+            earlier = table.take(cells)
+            suspect = earlier != 0
+            if suspect.any():
+                suspect &= (earlier < 0) | (self._workgroup_of[np.abs(earlier)] != self._workgroup_of[numbers])
+                suspect &= ~(self._atomic[np.abs(earlier)] & self._atomic[numbers])
+                self._judge(group, allocation, suspect, cells, numbers, earlier, f"{access} of {nbytes} bytes", verb)
+        # Where lanes of one instruction meet in a cell, those of different workgroups race, unless it is an atomic.
+        order = np.argsort(cells, kind="stable")
+        sorted_cells, sorted_numbers = cells[order], numbers[order]
+        meet = (sorted_cells[1:] == sorted_cells[:-1]) & (sorted_numbers[1:] != sorted_numbers[:-1]) & ~self._atomic[sorted_numbers[1:]]
+        if meet.any():
+            meet &= self._workgroup_of[sorted_numbers[1:]] != self._workgroup_of[sorted_numbers[:-1]]
+            self._judge(group, allocation, meet, sorted_cells[1:], sorted_numbers[1:], sorted_numbers[:-1], f"{access} of {nbytes} bytes", "write")
+        allocation.writer[cells] = numbers
+
+    def _mark_reads(self, allocation: _Allocation) -> None:
+        """Turn the list of reads into marks."""
+        if allocation.reader is None:
+            allocation.reader = np.zeros(allocation.nbytes + 3 >> allocation.shift, np.int32)
+        for read in allocation.reads:
+            self._mark_read(allocation, read.cells, read.numbers)
+        allocation.reads, allocation.listed = [], 0
+
+    def _mark_read(self, allocation: _Allocation, cells: np.ndarray, numbers: np.ndarray) -> None:
+        reader = allocation.reader
+        assert reader is not None
+        earlier = reader.take(cells)
+        shared = (earlier < 0) | (earlier != 0) & (self._workgroup_of[np.abs(earlier)] != self._workgroup_of[numbers])
+        reader[cells] = np.where(shared, -numbers, numbers)
+        # Lanes of several workgroups that read one cell at once: the last one's number stays, so it is marked as shared.
+        kept = reader.take(cells)
+        lost = self._workgroup_of[np.abs(kept)] != self._workgroup_of[numbers]
+        if lost.any():
+            reader[cells[lost]] = -np.abs(kept[lost])
+
+    def _judge(
+        self,
+        group: Group,
+        allocation: _Allocation,
+        suspect: np.ndarray,
+        cells: np.ndarray,
+        numbers: np.ndarray,
+        earlier: np.ndarray,
+        what: str,
+        verb: str,
+        *,
+        scalar: bool = False,
+    ) -> None:
+        """Fault at the first of the suspects that no release and acquire order. numbers: of the accesses at hand; earlier: of those before."""
+        chosen = np.flatnonzero(suspect)
+        if not len(chosen):
+            return
+        # One of each pair of waves is enough, with the latest of its accesses to one place; atomics are judged by their location too.
+        pairs, first = np.unique(numbers[chosen].astype(np.int64) << 32 | np.abs(earlier[chosen]).astype(np.int64), return_index=True)
+        for _, at in zip(pairs, first, strict=True):
+            i = int(chosen[at])
+            number, before = int(numbers[i]), abs(int(earlier[i]))
+            row = number - (self._numbers - group.n)
+            wave = int(group.indices[row])
+            location = allocation.start + (int(cells[i]) << allocation.shift)
+            shared = int(earlier[i]) < 0
+            source = (int(self._workgroup_of[before]), int(self._wave_of[before]))
+            ordered = not shared and self._releases.ordered(wave, source, before, bool(self._atomic[before]), location & ~3)
+            if ordered and (not scalar or self._releases.scalar_cache_clean(wave, before)):
+                continue
+            lanes = np.zeros(group.mask.shape, np.bool_)
+            lanes[row, 0] = True
+            other = (source[0] & 0x1FFFFF, source[0] >> 21 & 0x1FFFFF, source[0] >> 42)
+            reason = "with no release and acquire of device scope between them"
+            if ordered:
+                reason = "and no s_dcache_inv since: the scalar cache sees no stores"
+            place = f"workgroup {other}, wave {source[1]} at pc {int(self._pc_of[before]):#x}"
+            raise group.fault(f"race on device memory: {what} and a {verb} by {place}, {reason}", lanes, np.array([[location]]))
