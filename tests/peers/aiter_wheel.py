@@ -19,26 +19,26 @@ CACHE = ROOT / "build" / "peers" / WHEEL.partition("==")[2]
 TIMEOUT = 300  # seconds
 
 
-@functools.cache
 def code_objects() -> dict[str, Path]:
     """The code objects by name without suffix. Skips the test where the registry is out of reach."""
-    if not CACHE.is_dir():
-        _fetch()
+    if not CACHE.is_dir() and (reason := _fetch()):
+        pytest.skip(reason)
     return {path.stem: path for path in sorted(CACHE.glob("*.co"))}
 
 
-def _fetch() -> None:
+@functools.cache  # one attempt a run
+def _fetch() -> str | None:
+    """Fill the cache; the reason why not, if that fails."""
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check", "--dest", folder, WHEEL]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            pytest.skip(f"pip did not fetch {WHEEL} within {TIMEOUT} s")
+            return f"pip did not fetch {WHEEL} within {TIMEOUT} s"
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["no wheel"])[-1]
-            pytest.skip(f"pip cannot fetch {WHEEL}: {reason}")
+            return f"pip cannot fetch {WHEEL}: {(done.stderr.strip().splitlines() or ['no wheel'])[-1]}"
         extracted = Path(folder, "kernels")
         extracted.mkdir()
         with zipfile.ZipFile(wheels[0]) as wheel:
@@ -50,3 +50,4 @@ def _fetch() -> None:
         except OSError:  # another process was faster
             if not CACHE.is_dir():
                 raise
+    return None
