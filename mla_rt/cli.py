@@ -7,6 +7,7 @@ not usable; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,10 +21,11 @@ from . import batch_file, probe
 from .batch import make_batch
 from .check import check
 from .code_object import CODE_OBJECTS, CodeObject
-from .decode import decode_batch, kernel_name
+from .decode import KV_FORMATS, decode_batch, kernel_name
 from .demo import LEGEND, PROMISE, TABLE_HEAD, complaints, demo, describe, describe_device, table_row
 from .device import Device, open_device
 from .errors import DeviceError, KernelFault, UnsupportedArch
+from .kernel_arguments import ARGUMENTS, make_arguments, read_arguments
 from .occupancy import occupancy
 
 _CLEAR_LINE = "\r\x1b[K"
@@ -54,16 +56,17 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     def command(name: str, run: Any, text: str, epilog: str | None = None) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, epilog=epilog)
+        lines = argparse.RawDescriptionHelpFormatter if epilog and "\n" in epilog else argparse.HelpFormatter
+        sub = commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=lines)
         sub.set_defaults(command=run)
         return sub
 
     def on_device(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--device", choices=("auto", "hip", "emulator"), default="auto", help="where to run (default: a GPU if there is one)")
 
-    def on_device_split(sub: argparse.ArgumentParser) -> None:
+    def on_device_split(sub: argparse.ArgumentParser, splits: str = "--splits") -> None:
         on_device(sub)
-        sub.add_argument("--splits", type=int, metavar="N", help="parts that each request's tokens are cut into (default: as the device is filled)")
+        sub.add_argument(splits, type=int, metavar="N", help="parts that each request's tokens are cut into (default: as the device is filled)")
 
     sub = command("decode", _decode, "Decode a batch.", arrays)
     sub.add_argument("batch", type=Path, help="npz file")
@@ -89,11 +92,56 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("input", type=Path, help="npz file")
     sub.add_argument("-o", "--output", type=Path, metavar="out.npy", required=True)
 
+    sub = command("speed", _speed, "Report how fast a decode is: modelled from exact counts on the emulator, measured on a GPU.")
+    for name, kind, default, text in (
+        ("--batch", int, None, "requests"),
+        ("--kv-len", int, None, "tokens of each request"),
+        ("--num-heads", int, 16, "query heads"),
+        ("--q-len", int, 1, "query tokens of each request"),
+        ("--page-size", int, 64, "tokens a page"),
+    ):
+        text += f" (default: {default})" if default else ""
+        sub.add_argument(name, type=kind, metavar="N", required=default is None, default=default, help=text)
+    sub.add_argument("--kv-format", choices=KV_FORMATS["gfx950"], required=True, help="how the cache is stored")
+    on_device_split(sub, "--num-splits")
+    sub.add_argument("--exact", action="store_true", help="emulate every request, however long it takes, in place of some and scaling")
+    _add_report_options(sub)
+
+    sub = command("emulate", _emulate, "Run a kernel of any code object on the emulator and count what it does.", ARGUMENTS)
+    sub.add_argument("code_object", type=Path, metavar="kernel.co", help="gfx950 code object")
+    sub.add_argument("name", metavar="NAME", help="of the kernel")
+    sub.add_argument("--grid", type=_three, metavar="X[,Y,Z]", required=True, help="workgroups")
+    sub.add_argument("--block", type=_three, metavar="X[,Y,Z]", help="work-items of a workgroup (default: as the code object states)")
+    sub.add_argument("--args", type=Path, metavar="args.toml", help="the kernel's arguments; see below (default: it has none)")
+    sub.add_argument("--dynamic-lds", type=int, metavar="N", default=0, help="bytes of LDS besides the kernel's own")
+    sub.add_argument("--timing", choices=("earliest", "latest", "hardware"), default="earliest", help="when loads arrive (default: earliest)")
+    sub.add_argument("--checks", choices=("off", "strict"), default="off", help="whether what hardware does not promise is a fault (default: off)")
+    sub.add_argument("--seed", type=int, metavar="N", help="run waves and workgroups in a random order")
+    _add_report_options(sub)
+
     sub = command("probe", _probe, "Compare what the device does with what the kernels assume of it; exit code 1 if it differs.")
     on_device(sub)
 
     command("info", _info, "Show the devices, the code objects, and what their kernels take of a compute unit.")
     return parser
+
+
+def _three(text: str) -> tuple[int, int, int]:
+    """ "4", "4,2" or "4,2,1"."""
+    numbers = [int(part) for part in text.split(",")]
+    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"one to three positive numbers are needed, not {text!r}")
+    x, y, z = numbers + [1] * (3 - len(numbers))
+    return x, y, z
+
+
+def _add_report_options(sub: argparse.ArgumentParser) -> None:
+    for name, text in (
+        ("--json", "write the report for programs"),
+        ("--html", "write the report as a page with pictures"),
+        ("--trace", "write the timeline of one workgroup for chrome://tracing or Perfetto"),
+    ):
+        sub.add_argument(name, type=Path, metavar="FILE", help=text)
 
 
 def _add_quantizer_options(sub: argparse.ArgumentParser) -> None:
@@ -160,6 +208,78 @@ def _dequantize(options: argparse.Namespace) -> int:
         np.save(file, values)
     print(f"{options.output}: float32 {values.shape}")
     return 0
+
+
+def _speed(options: argparse.Namespace) -> int:
+    from .emulator_device import EmulatorDevice  # not at the top: other commands need not load the emulator
+    from .speed import Shape, count_decode, measure_decode
+    from .speed_report import as_measured_json, as_measured_text
+
+    numbers = (options.batch, options.kv_len, options.kv_format, options.num_heads, options.q_len, options.num_splits, options.page_size)
+    shape = Shape(*numbers)
+    _check_report_folders(options)
+    with _opened(options.device) as device:
+        if isinstance(device, EmulatorDevice):
+            counted = count_decode(shape, device, exact=options.exact)
+            _write_report(options, str(shape), counted.launches, counted.tiles, shape.kv_bytes, counted.sample)
+            return 0
+        if options.html or options.trace or options.exact:
+            raise ValueError("--html, --trace and --exact belong to the model: add --device emulator")
+        seconds = measure_decode(shape, device)
+        print(as_measured_text(str(shape), f"{device.name} ({device.arch})", seconds, shape.kv_bytes))
+        if options.json is not None:
+            _write_json(options.json, as_measured_json(str(shape), f"{device.name} ({device.arch})", seconds, shape.kv_bytes))
+    return 0
+
+
+def _emulate(options: argparse.Namespace) -> int:
+    from .emulator_device import EmulatorDevice
+    from .speed import count_launch
+
+    _check_report_folders(options)
+    tables = {} if options.args is None else read_arguments(options.args)
+    with _opened("emulator") as device:
+        assert isinstance(device, EmulatorDevice)
+        device.seed, device.timing, device.checks = options.seed, options.timing, options.checks
+        kernel = device.load(options.code_object).kernel(options.name)
+        folder = Path() if options.args is None else options.args.parent
+        arguments, dumps = make_arguments(tables, folder, device)
+        block = options.block or (kernel.info.block_size, 1, 1)
+        counts = count_launch(kernel, device, options.grid, block, dynamic_lds_bytes=options.dynamic_lds, **arguments)
+        report = device.reports[-1]
+        for dump in dumps:
+            print(f"written {dump.path}: {dump.write():,} bytes")
+        rate = f"{report.instructions_per_second:,.0f} a second"
+        print(f"done    {report.num_instructions:,} instructions of waves in {report.seconds:.2f} s, {rate}\n")
+    _write_report(options, f"{options.code_object.name}, {options.name}", [counts], None, None, counts)
+    return 0
+
+
+def _write_report(options: argparse.Namespace, title: str, launches: Any, tiles: Any, kv_bytes: int | None, sample: Any) -> None:
+    """The report of counted launches on the terminal, and in the files that the options name."""
+    from .speed_html import as_html
+    from .speed_model import speed_of_light
+    from .speed_report import as_json, as_text
+    from .speed_timeline import timeline
+
+    report = speed_of_light(launches)
+    print(as_text(report, title, tiles, kv_bytes))
+    if options.json is not None:
+        _write_json(options.json, as_json(report, title, tiles, kv_bytes))
+    if options.html is not None:
+        options.html.write_text(as_html(report, title, tiles, kv_bytes, timeline(sample)), encoding="utf-8")
+    if options.trace is not None:
+        _write_json(options.trace, timeline(sample).chrome_trace())
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, default=dict) + "\n", encoding="utf-8")
+
+
+def _check_report_folders(options: argparse.Namespace) -> None:
+    for path in (options.json, options.html, options.trace):
+        if path is not None and not path.parent.is_dir():  # now, not after the run
+            raise ValueError(f"cannot write {path}: No such folder as {path.parent}")
 
 
 def _probe(options: argparse.Namespace) -> int:

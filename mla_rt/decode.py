@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import ml_dtypes
@@ -13,7 +16,7 @@ from .batch import KV_LORA_RANK, Batch, make_batch
 from .code_object import code_object_path
 from .device import Buffer, Device, open_device
 from .errors import UnsupportedArch
-from .plan import make_work_list
+from .plan import WorkList, make_work_list
 
 # The cache formats that each architecture's matrix instructions read. fnuz is the FP8 of gfx942: gfx950 reads the same bytes as other numbers.
 KV_FORMATS = {"gfx950": ("bf16", "fp8_e4m3fn", "mxfp4")}
@@ -91,6 +94,39 @@ def kernel_name(kv_format: str, arch: str) -> str:
 
 def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
     """`decode` of a checked batch on an open device. What it takes of the device is given back, whether it succeeds or raises."""
+    with prepared_decode(batch, device) as prepared:
+        prepared.launch()
+        return prepared.results()
+
+
+@dataclass(frozen=True)
+class PreparedDecode:
+    """A batch on the device, ready to run. kernel: name of the decode kernel; work_list: what its launches do."""
+
+    kernel: str
+    work_list: WorkList
+    _launches: tuple[Callable[[], None], ...]
+    _out: Buffer
+    _lse: Buffer
+    _shape: tuple[int, int]
+
+    def launch(self) -> None:
+        """Queue the launches; again if called again."""
+        for launch in self._launches:
+            launch()
+
+    def results(self) -> tuple[np.ndarray, np.ndarray]:
+        """Wait for the launches; out and lse as `decode` returns them."""
+        out_bits = self._out.download((*self._shape, KV_LORA_RANK), np.uint16)
+        return out_bits.view(ml_dtypes.bfloat16), self._lse.download(self._shape, np.float32)
+
+
+@contextmanager
+def prepared_decode(batch: Batch, device: Device, *, num_cus: int | None = None) -> Iterator[PreparedDecode]:
+    """A checked batch, uploaded and planned, for as long as the context lasts.
+
+    num_cus: compute units that the work is cut for; None: those of the device.
+    """
     name = kernel_name(batch.cache.kv_format, device.arch)
     total_q, num_heads = batch.q.shape[:2]
     with ExitStack() as resources:
@@ -101,12 +137,10 @@ def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
             batch.kv_lens,
             num_heads=num_heads,
             num_splits=batch.num_splits,
-            num_cus=device.num_compute_units,
+            num_cus=device.num_compute_units if num_cus is None else num_cus,
             rows_per_tile=rows_per_tile,
             tokens_per_tile=module.constants["TOKENS_PER_TILE"],
         )
-        if len(work_list.work) == 0:  # no query tokens; a grid of no workgroups is an error in HIP
-            return np.empty((total_q, num_heads, KV_LORA_RANK), ml_dtypes.bfloat16), np.empty((total_q, num_heads), np.float32)
 
         def allocate(*shape: int, itemsize: int) -> Buffer:
             return resources.enter_context(device.allocate(math.prod(shape) * itemsize))
@@ -116,39 +150,46 @@ def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
 
         out = allocate(total_q, num_heads, KV_LORA_RANK, itemsize=2)
         lse = allocate(total_q, num_heads, itemsize=4)
-        partial_out = allocate(work_list.num_partials, rows_per_tile, KV_LORA_RANK, itemsize=4)
-        partial_lse = allocate(work_list.num_partials, rows_per_tile, itemsize=4)
-        device.launch(
-            module.kernel(name),
-            len(work_list.work),
-            q=upload(batch.q),
-            kv=upload(batch.cache.rows),
-            kv_scales=None if batch.cache.scales is None else upload(batch.cache.scales),
-            qo_indptr=upload(batch.qo_indptr),
-            kv_indptr=upload(batch.kv_indptr),
-            kv_indices=upload(batch.kv_indices),
-            kv_last_page_len=upload(batch.kv_last_page_len),
-            work=upload(work_list.work),
-            out=out,
-            lse=lse,
-            partial_out=partial_out,
-            partial_lse=partial_lse,
-            num_heads=np.int32(num_heads),
-            page_size_log2=np.int32(batch.page_size.bit_length() - 1),
-            causal=np.int32(batch.causal),
-            sm_scale=batch.sm_scale,
-            kv_scale=batch.cache.kv_scale,
-        )
+        launches: list[Callable[[], None]] = []
+        if len(work_list.work):  # else there are no query tokens, and a grid of no workgroups is an error in HIP
+            partial_out = allocate(work_list.num_partials, rows_per_tile, KV_LORA_RANK, itemsize=4)
+            partial_lse = allocate(work_list.num_partials, rows_per_tile, itemsize=4)
+            launches.append(
+                partial(
+                    device.launch,
+                    module.kernel(name),
+                    len(work_list.work),
+                    q=upload(batch.q),
+                    kv=upload(batch.cache.rows),
+                    kv_scales=None if batch.cache.scales is None else upload(batch.cache.scales),
+                    qo_indptr=upload(batch.qo_indptr),
+                    kv_indptr=upload(batch.kv_indptr),
+                    kv_indices=upload(batch.kv_indices),
+                    kv_last_page_len=upload(batch.kv_last_page_len),
+                    work=upload(work_list.work),
+                    out=out,
+                    lse=lse,
+                    partial_out=partial_out,
+                    partial_lse=partial_lse,
+                    num_heads=np.int32(num_heads),
+                    page_size_log2=np.int32(batch.page_size.bit_length() - 1),
+                    causal=np.int32(batch.causal),
+                    sm_scale=batch.sm_scale,
+                    kv_scale=batch.cache.kv_scale,
+                )
+            )
         if len(work_list.merge):
             combine = resources.enter_context(device.load(code_object_path("mla_combine", device.arch)))
-            device.launch(
-                combine.kernel("mla_combine"),
-                (len(work_list.merge), combine.constants["ROWS_PER_TILE"]),  # a workgroup a row
-                partial_out=partial_out,
-                partial_lse=partial_lse,
-                merge=upload(work_list.merge),
-                out=out,
-                lse=lse,
+            launches.append(
+                partial(
+                    device.launch,
+                    combine.kernel("mla_combine"),
+                    (len(work_list.merge), combine.constants["ROWS_PER_TILE"]),  # a workgroup a row
+                    partial_out=partial_out,
+                    partial_lse=partial_lse,
+                    merge=upload(work_list.merge),
+                    out=out,
+                    lse=lse,
+                )
             )
-        out_bits = out.download((total_q, num_heads, KV_LORA_RANK), np.uint16)  # waits for the launches
-        return out_bits.view(ml_dtypes.bfloat16), lse.download((total_q, num_heads), np.float32)
+        yield PreparedDecode(name, work_list, tuple(launches), out, lse, (total_q, num_heads))

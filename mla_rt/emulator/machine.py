@@ -52,6 +52,11 @@ class LaunchReport:
         """Of waves, by wall time."""
         return self.num_instructions / self.seconds
 
+    @property
+    def instructions_per_second(self) -> float:
+        """Of waves, by wall time."""
+        return self.num_instructions / self.seconds
+
 
 def run(
     dispatch: Dispatch,

@@ -1,0 +1,171 @@
+"""Counting launches, and timing a decode of a given shape: what `mla-rt speed` and `mla-rt emulate` report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .batch import MAX_NUM_HEADS, MAX_Q_LEN, QK_WIDTH, Batch, make_batch
+from .code_object import CodeObject, code_object_path
+from .decode import prepared_decode
+from .device import Device, Kernel
+from .emulator.counters import Counters, LaunchCounts
+from .emulator.machine import Dispatch
+from .emulator_device import EmulatorDevice
+from .formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
+from .speed_report import Tiles, marginal
+
+BYTES_PER_TOKEN = {"bf16": 1152, "fp8_e4m3fn": 576, "mxfp4": 306}
+EXACT_TOKENS = 1 << 17  # tokens times row tiles that are emulated unasked: some seconds
+SHORT_TILES, LONG_TILES = 4, 8  # of the two launches whose difference is the cost of a tile; the shorter is shown as a timeline
+_POOL_ROWS = 4096  # distinct cache rows; a large cache repeats them, each at its own address
+WARM_UPS, REPETITIONS = 3, 30  # of a measurement
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A batch of equal requests. ValueError for a number that no decode takes."""
+
+    batch: int
+    kv_len: int
+    kv_format: str
+    num_heads: int = 16
+    q_len: int = 1
+    num_splits: int | None = None
+    page_size: int = 64
+
+    def __post_init__(self) -> None:
+        for name, limit in (("batch", 65536), ("kv_len", 1 << 20), ("num_heads", MAX_NUM_HEADS), ("q_len", MAX_Q_LEN)):
+            if not 1 <= getattr(self, name) <= limit:
+                raise ValueError(f"{name.replace('_', '-')} is {getattr(self, name)}; 1 to {limit} is supported")
+        if self.kv_format not in BYTES_PER_TOKEN:
+            raise ValueError(f"kv-format is {self.kv_format!r}; one of {', '.join(BYTES_PER_TOKEN)} is needed")
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the cache, each token once."""
+        return self.batch * self.kv_len * BYTES_PER_TOKEN[self.kv_format]
+
+    def __str__(self) -> str:
+        splits = "" if self.num_splits is None else f", {self.num_splits} splits"
+        size = f"batch {self.batch}, kv {self.kv_len}, {self.num_heads} heads, q {self.q_len}, pages of {self.page_size}"
+        return f"MLA decode, {self.kv_format}: {size}{splits}"
+
+
+@dataclass(frozen=True)
+class CountedDecode:
+    """launches: of the shape, in order; tiles: what a tile costs; sample: one workgroup over SHORT_TILES tiles, with its trace."""
+
+    launches: tuple[LaunchCounts, ...]
+    tiles: Tiles
+    sample: LaunchCounts
+
+
+def count_decode(shape: Shape, device: EmulatorDevice, *, exact: bool = False) -> CountedDecode:
+    """Count a decode of this shape on the emulator.
+
+    A shape of more than EXACT_TOKENS is counted on some of its requests, cut as in the whole batch, and taken times the rest (`LaunchCounts.sampled`
+    says so): equal requests do equal work. exact: emulate all of it whatever it takes.
+    """
+    constants = CodeObject.load(code_object_path("mla_decode", device.arch)).constants
+    rows_per_tile, tokens_per_tile = constants["ROWS_PER_TILE"], constants["TOKENS_PER_TILE"]
+    row_tiles = -(-shape.q_len * shape.num_heads // rows_per_tile)
+    requests = shape.batch if exact else _requests_to_count(shape, row_tiles, device.num_compute_units)
+    num_cus = device.num_compute_units * requests // shape.batch
+    launches = _count(_make_batch(shape, requests, shape.kv_len, shape.num_splits), device, num_cus)
+    if requests < shape.batch:
+        launches = [counts.repeated(shape.batch // requests) for counts in launches]
+    short, long = (_count(_make_batch(shape, 1, tiles * tokens_per_tile, 1), device, 1, keep_trace=True)[0] for tiles in (SHORT_TILES, LONG_TILES))
+    return CountedDecode(tuple(launches), marginal(short, SHORT_TILES, long, LONG_TILES, tokens_per_tile), short)
+
+
+def _requests_to_count(shape: Shape, row_tiles: int, num_cus: int) -> int:
+    """The fewest requests that divide the batch and, where the plan cuts them for the compute units, have a whole number of these."""
+    if shape.batch * shape.kv_len * row_tiles <= EXACT_TOKENS:
+        return shape.batch
+    unit = 1 if shape.num_splits is not None else shape.batch // math.gcd(shape.batch, num_cus)
+    fitting = [n for n in range(unit, shape.batch + 1, unit) if shape.batch % n == 0]
+    few_enough = [n for n in fitting if n * shape.kv_len * row_tiles <= EXACT_TOKENS]
+    return few_enough[-1] if few_enough else fitting[0]
+
+
+def _count(batch: Batch, device: EmulatorDevice, num_cus: int, *, keep_trace: bool = False) -> list[LaunchCounts]:
+    with _counted(device, keep_trace) as seen, prepared_decode(batch, device, num_cus=num_cus) as prepared:
+        prepared.launch()
+    return [counters.counts() for counters in seen]
+
+
+def count_launch(
+    kernel: Kernel, device: EmulatorDevice, grid: tuple[int, int, int], block: tuple[int, int, int], *, dynamic_lds_bytes: int = 0, **arguments: Any
+) -> LaunchCounts:
+    """Run any kernel and count it, with the trace of its first workgroup."""
+    with _counted(device, keep_trace=True) as seen:
+        device.launch_block(kernel, grid, block, dynamic_lds_bytes=dynamic_lds_bytes, **arguments)
+    return seen[0].counts()
+
+
+@contextmanager
+def _counted(device: EmulatorDevice, keep_trace: bool) -> Iterator[list[Counters]]:
+    """Counters of the launches within the context, as they come."""
+    seen: list[Counters] = []
+
+    def observe(dispatch: Dispatch) -> list[Counters]:
+        seen.append(Counters(dispatch, keep_trace=keep_trace))
+        return seen[-1:]
+
+    before, device.observe = device.observe, observe
+    try:
+        yield seen
+    finally:
+        device.observe = before
+
+
+def measure_decode(shape: Shape, device: Device, repetitions: int = REPETITIONS) -> np.ndarray:
+    """Seconds of each of so many decodes of this shape on the device: by events before and after all launches, after some that are not timed."""
+    batch = _make_batch(shape, shape.batch, shape.kv_len, shape.num_splits)
+    with prepared_decode(batch, device) as prepared, device.event() as begin, device.event() as end:
+        for _ in range(WARM_UPS):
+            prepared.launch()
+        seconds = []
+        for _ in range(repetitions):
+            begin.record()
+            prepared.launch()
+            end.record()
+            seconds.append(end.elapsed_ms(begin) * 1e-3)
+        return np.array(seconds)
+
+
+def _make_batch(shape: Shape, requests: int, kv_len: int, num_splits: int | None) -> Batch:
+    """So many requests of random, finite numbers; their pages lie in the cache in random order."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((requests * shape.q_len, shape.num_heads, QK_WIDTH), np.float32).astype(ml_dtypes.bfloat16)
+    pages_each = -(-kv_len // shape.page_size)
+    num_pages = requests * pages_each
+    pool = rng.standard_normal((_POOL_ROWS, QK_WIDTH), np.float32)
+    rows = rng.integers(0, _POOL_ROWS, (num_pages, shape.page_size))
+    kv: Any
+    if shape.kv_format == "mxfp4":
+        blocks = quantize_mxfp4(pool, scale_rule="even")
+        kv = MXFP4(blocks.codes[rows], blocks.scales[rows])
+    elif shape.kv_format == "bf16":
+        kv = pool.astype(ml_dtypes.bfloat16)[rows]
+    else:
+        scaled = quantize_fp8(pool, dtype="e4m3fn")
+        kv = FP8(scaled.codes[rows], scaled.scale, scaled.dtype)
+    return make_batch(
+        q,
+        kv,
+        sm_scale=np.float32(QK_WIDTH**-0.5),
+        qo_indptr=np.arange(requests + 1) * shape.q_len,
+        kv_indptr=np.arange(requests + 1) * pages_each,
+        kv_indices=rng.permutation(num_pages),
+        kv_last_page_len=np.full(requests, (kv_len - 1) % shape.page_size + 1),
+        page_size=shape.page_size,
+        num_splits=num_splits,
+    )
