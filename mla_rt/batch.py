@@ -23,7 +23,9 @@ MAX_Q_LEN = 8
 MAX_PAGE_SIZE = 128
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
+_FP8_DTYPES = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e4m3fnuz))
 _INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def make_batch(
             raise ValueError("block_table and kv_lens replace kv_indptr, kv_indices and kv_last_page_len: give one or the other")
         if block_table is None or kv_lens is None:
             raise ValueError(f"block_table and kv_lens belong together, {'block_table' if block_table is None else 'kv_lens'} is missing")
-        kv_indptr, kv_indices, kv_last_page_len = _from_block_table(block_table, kv_lens, page_size)
+        kv_indptr, kv_indices, kv_last_page_len = _from_block_table(block_table, kv_lens, page_size, len(cache.rows))
     elif kv_indptr is None:
         raise ValueError("kv_indptr is missing (or block_table and kv_lens in its place)")
     kv_indptr = _indptr("kv_indptr", kv_indptr)
@@ -137,11 +139,11 @@ def make_batch(
 def _check_q(q: Any) -> np.ndarray:
     q = _array("q", q)
     if q.dtype != _BF16:
-        raise TypeError(f"q has dtype {q.dtype}; {_BF16} is needed (bits in uint16: q.view(ml_dtypes.bfloat16))")
+        raise TypeError(f"q has dtype {q.dtype}; {_BF16} is needed{_dtype_advice('q', q.dtype)}")
     if q.ndim != 3 or q.shape[2] != QK_WIDTH:
         raise ValueError(f"q has shape {q.shape}; [total_q, num_heads, {QK_WIDTH}] is needed")
     if not 1 <= q.shape[1] <= MAX_NUM_HEADS:
-        raise ValueError(f"q has {q.shape[1]} heads; 1 to {MAX_NUM_HEADS} are supported")
+        raise ValueError(f"q has {counted(q.shape[1], 'head')}; 1 to {MAX_NUM_HEADS} are supported")
     return np.ascontiguousarray(q)
 
 
@@ -154,9 +156,24 @@ def _make_cache(kv: Any, page_size: int) -> Cache:
     if not isinstance(kv, np.ndarray):
         raise TypeError(f"kv is a {type(kv).__name__}; a {_BF16} array, FP8 or MXFP4 is needed")
     if kv.dtype != _BF16:
-        raise TypeError(f"kv has dtype {kv.dtype}; a {_BF16} array, FP8 or MXFP4 is needed (bits in uint16: kv.view(ml_dtypes.bfloat16))")
+        raise TypeError(f"kv has dtype {kv.dtype}; a {_BF16} array, FP8 or MXFP4 is needed{_dtype_advice('kv', kv.dtype)}")
     rows = _pages("kv", kv, QK_WIDTH, page_size)
     return Cache("bf16", rows.view(np.uint8), None, np.float32(1))
+
+
+def _dtype_advice(name: str, dtype: np.dtype) -> str:
+    """What probably makes an array of another dtype right, to follow "is needed"; empty if nobody can know."""
+    if dtype.kind == "f":
+        return f": {name}.astype(ml_dtypes.bfloat16)"
+    if dtype == np.uint16:
+        return f" (its bits: {name}.view(ml_dtypes.bfloat16))"
+    if dtype == np.dtype("V2"):
+        return f" (np.save loses that dtype: {name}.view(ml_dtypes.bfloat16); better save {name}.view(np.uint16))"
+    if name == "kv" and dtype == np.uint8:
+        return " (codes need to say what they are: mla_rt.FP8(codes, scale, dtype) or mla_rt.MXFP4(codes, scales))"
+    if name == "kv" and dtype in _FP8_DTYPES:
+        return f" (mla_rt.FP8(kv.view(np.uint8), scale, '{dtype.name.removeprefix('float8_')}'))"
+    return ""
 
 
 def _pages(name: str, array: np.ndarray, width: int, page_size: int) -> np.ndarray:
@@ -165,39 +182,47 @@ def _pages(name: str, array: np.ndarray, width: int, page_size: int) -> np.ndarr
     if array.ndim not in (2, 3) or array.shape[-1] != width:
         raise ValueError(f"{name} has shape {array.shape}; [total_kv, {width}] or [num_pages, page_size, {width}] is needed")
     if array.ndim == 3 and array.shape[1] != page_size:
-        raise ValueError(f"{name} has {array.shape[1]} tokens a page, but page_size is {page_size}")
+        raise ValueError(f"{name} has {counted(array.shape[1], 'token')} a page, but page_size is {page_size}")
     if array.ndim == 2 and len(array) % page_size:
-        raise ValueError(f"{name} has {len(array)} rows, which are no whole pages of page_size {page_size}")
+        raise ValueError(f"{name} has {counted(len(array), 'row')}: no whole number of pages of page_size {page_size}")
     return np.ascontiguousarray(array).reshape(-1, page_size, width)
 
 
-def _from_block_table(block_table: Any, kv_lens: Any, page_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _from_block_table(block_table: Any, kv_lens: Any, page_size: int, num_pages: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The padded alternative, in the one form that kernels know. Table entries past a length are dropped unread."""
     block_table = _integers("block_table", block_table, ndim=2, limit=None)
     kv_lens = _integers("kv_lens", kv_lens, ndim=1)
     if len(block_table) != len(kv_lens):
-        raise ValueError(f"block_table has {len(block_table)} requests, kv_lens {len(kv_lens)}")
+        raise ValueError(f"block_table has {counted(len(block_table), 'request')}, kv_lens {len(kv_lens)}")
     capacity = block_table.shape[1] * page_size
     if kv_lens.min(initial=0) < 0 or kv_lens.max(initial=0) > capacity:
         bad = int(np.flatnonzero((kv_lens < 0) | (kv_lens > capacity))[0])
-        raise ValueError(f"kv_lens[{bad}] is {kv_lens[bad]}; a row of block_table holds 0 to {capacity} tokens")
-    num_pages = -(-kv_lens // page_size)
-    used = np.arange(block_table.shape[1]) < num_pages[:, None]
-    return np.concatenate([[0], np.cumsum(num_pages)]), block_table[used], kv_lens - (num_pages - 1) * page_size
+        raise ValueError(f"kv_lens[{bad}] is {kv_lens[bad]}; a row of block_table holds 0 to {counted(capacity, 'token')}")
+    pages_used = -(-kv_lens // page_size)
+    used = np.arange(block_table.shape[1]) < pages_used[:, None]
+    outside = used & ((block_table < 0) | (block_table >= num_pages))
+    if outside.any():
+        row, column = (int(i) for i in np.unravel_index(outside.argmax(), outside.shape))
+        raise ValueError(f"block_table[{row}, {column}] is {block_table[row, column]}; {_pages_there(num_pages)}")
+    return np.concatenate([[0], np.cumsum(pages_used)]), block_table[used], kv_lens - (pages_used - 1) * page_size
+
+
+def _pages_there(num_pages: int) -> str:
+    return f"kv has pages 0 to {num_pages - 1}" if num_pages else "kv has no pages"
 
 
 def _page_ids(kv_indices: Any, num_used: int, num_pages: int) -> np.ndarray:
     if kv_indices is None:
         if num_used > num_pages:
-            raise ValueError(f"kv_indptr ends at {num_used} pages; kv has {num_pages}")
+            raise ValueError(f"kv_indptr ends at {counted(num_used, 'page')}; kv has {num_pages}")
         return np.arange(num_used)
     kv_indices = _integers("kv_indices", kv_indices, ndim=1, limit=None)
     if len(kv_indices) != num_used:
-        raise ValueError(f"kv_indices has {len(kv_indices)} entries; kv_indptr ends at {num_used}")
+        raise ValueError(f"kv_indices has {counted(len(kv_indices), 'entry', 'entries')}; kv_indptr ends at {num_used}")
     outside = (kv_indices < 0) | (kv_indices >= num_pages)
     if outside.any():
         bad = int(outside.argmax())
-        raise ValueError(f"kv_indices[{bad}] is {kv_indices[bad]}; kv has pages 0 to {num_pages - 1}")
+        raise ValueError(f"kv_indices[{bad}] is {kv_indices[bad]}; {_pages_there(num_pages)}")
     return kv_indices
 
 
@@ -207,25 +232,26 @@ def _last_page_lens(kv_last_page_len: Any, num_pages: np.ndarray, page_size: int
         return np.full(len(num_pages), page_size)
     last = _integers("kv_last_page_len", kv_last_page_len, ndim=1)
     if len(last) != len(num_pages):
-        raise ValueError(f"kv_last_page_len has {len(last)} entries; kv_indptr describes {len(num_pages)} requests")
+        raise ValueError(f"kv_last_page_len has {counted(len(last), 'entry', 'entries')}; kv_indptr describes {counted(len(num_pages), 'request')}")
     lowest = np.where(num_pages > 0, 1, 0)
     outside = (last < lowest) | (last > page_size)
     if outside.any():
         bad = int(outside.argmax())
-        raise ValueError(f"kv_last_page_len[{bad}] is {last[bad]}; {lowest[bad]} to page_size {page_size} is allowed for {num_pages[bad]} pages")
+        pages = counted(int(num_pages[bad]), "page")
+        raise ValueError(f"kv_last_page_len[{bad}] is {last[bad]}; {lowest[bad]} to page_size {page_size} is allowed for {pages}")
     return np.where(num_pages > 0, last, page_size)
 
 
 def _query_indptr(qo_indptr: Any, batch: int, total_q: int) -> np.ndarray:
     if qo_indptr is None:
         if total_q != batch:
-            raise ValueError(f"q has {total_q} tokens for {batch} requests; without qo_indptr each request has exactly one")
+            raise ValueError(f"q has {counted(total_q, 'token')} for {counted(batch, 'request')}; without qo_indptr each request has exactly one")
         return np.arange(batch + 1)
     qo_indptr = _indptr("qo_indptr", qo_indptr)
     if len(qo_indptr) != batch + 1:
-        raise ValueError(f"qo_indptr has {len(qo_indptr)} entries; {batch + 1} are needed for {batch} requests")
+        raise ValueError(f"qo_indptr has {counted(len(qo_indptr), 'entry', 'entries')}; {batch + 1} are needed for {counted(batch, 'request')}")
     if qo_indptr[-1] != total_q:
-        raise ValueError(f"qo_indptr ends at {qo_indptr[-1]}; q has {total_q} tokens")
+        raise ValueError(f"qo_indptr ends at {qo_indptr[-1]}; q has {counted(total_q, 'token')}")
     q_lens = np.diff(qo_indptr)
     if q_lens.max(initial=0) > MAX_Q_LEN:
         raise ValueError(f"request {int(q_lens.argmax())} has {int(q_lens.max())} query tokens; the limit is {MAX_Q_LEN}")
@@ -245,13 +271,17 @@ def _indptr(name: str, values: Any) -> np.ndarray:
 
 def _integers(name: str, values: Any, *, ndim: int, limit: int | None = _INT32_MAX) -> np.ndarray:
     """An int64 array; `limit`: the largest magnitude, None where the caller knows a tighter one."""
-    array = _array(name, values)
+    array = _array(name, values, objects=True)
+    if array.dtype == object:  # what numpy makes of Python integers beyond 64 bits
+        if not all(type(value) is int for value in array.flat):
+            raise _no_numbers(name, values)
+        raise ValueError(f"{name} holds {max(array.flat, key=abs)}; the limit is {limit or _INT64_MAX}")
     if isinstance(values, list | tuple) and array.size == 0:
         array = array.astype(np.int64)  # numpy makes floats of an empty list
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {array.dtype}; integers are needed")
     if array.ndim != ndim:
-        raise ValueError(f"{name} has shape {array.shape}; {ndim} dimension{'s' if ndim > 1 else ''} are needed")
+        raise ValueError(f"{name} has shape {array.shape}; {counted(ndim, 'dimension')} {'are' if ndim > 1 else 'is'} needed")
     if limit is not None and array.size:
         largest = max(int(array.max()), int(array.min()), key=abs)
         if abs(largest) > limit:
@@ -259,15 +289,24 @@ def _integers(name: str, values: Any, *, ndim: int, limit: int | None = _INT32_M
     return array.astype(np.int64)
 
 
-def _array(name: str, values: Any) -> np.ndarray:
-    """numpy's own view of an argument; what numpy can make nothing of is a TypeError."""
+def _array(name: str, values: Any, *, objects: bool = False) -> np.ndarray:
+    """numpy's own view of an argument; what numpy can make nothing of is a TypeError. objects: an array of Python objects is let through."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} is no array: {error}") from None
-    if array.dtype == object:
-        raise TypeError(f"{name} is a {type(values).__name__} that numpy makes no numeric array of")
+    if array.dtype == object and not objects:
+        raise _no_numbers(name, values)
     return array
+
+
+def _no_numbers(name: str, values: Any) -> TypeError:
+    return TypeError(f"{name} is a {type(values).__name__} that numpy makes no numeric array of")
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun: 1 page, 2 pages."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _integer(name: str, value: Any) -> int:
@@ -289,7 +328,10 @@ def _positive(name: str, value: Any) -> np.float32:
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}; a number is needed")
     with np.errstate(over="ignore", under="ignore"):
-        single = np.float32(value)
+        try:
+            single = np.float32(value)
+        except OverflowError:  # a Python integer beyond float64
+            single = np.float32(np.inf)
     if not (np.isfinite(single) and single > 0):
         raise ValueError(f"{name} is {value}; a positive number within float32 is needed")
     return single
