@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mla_rt.emulator.decoder import decode
+from mla_rt.emulator.float_mode import DEFAULT_MODE, FloatMode
 from mla_rt.emulator.state import EXEC, LANES, Group, State
 
 ACCUM_OFFSET = 64
@@ -30,9 +31,9 @@ def make_group(num_waves: int = 1, *, active: int = ALL_LANES, lds_bytes: int = 
     return Group(state, np.arange(num_waves))
 
 
-def execute(group: Group, code: bytes) -> None:
+def execute(group: Group, code: bytes, mode: FloatMode = DEFAULT_MODE) -> None:
     with np.errstate(all="ignore"):  # as the machine does
-        decode(code, 0, ACCUM_OFFSET).run(group)
+        decode(code, 0, ACCUM_OFFSET, mode=mode).run(group)
 
 
 def set_vgpr(group: Group, register: int, values: Sequence[int], bits: int = 32) -> None:
@@ -75,6 +76,7 @@ def check(
     expected: Callable[..., int],
     same: Callable[[int, int], bool] = lambda got, wanted: got == wanted,
     old: Sequence[int] | None = None,
+    mode: FloatMode = DEFAULT_MODE,
 ) -> None:
     """Run one instruction over all operand tuples and compare every lane with expected(*operands). `old`: what the result register held."""
     group = make_group(-(-len(operands) // LANES))
@@ -82,7 +84,7 @@ def check(
         set_vgpr(group, SOURCES[i], [each[i] for each in operands], bits)
     if old is not None:
         set_vgpr(group, RESULT, old, result_bits)
-    execute(group, code)
+    execute(group, code, mode)
     results = get_vgpr(group, RESULT, max(result_bits, 32))
     for lane, each in enumerate(operands):
         got, wanted = results[lane], expected(*each)
