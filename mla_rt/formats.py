@@ -7,10 +7,11 @@ caller who accepts that writes `.astype(np.float32)`.
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -91,7 +92,7 @@ class MXFP4:
     @classmethod
     def load(cls, path: _Path) -> MXFP4:
         """Read what save wrote. ValueError if the file is not such a file or holds another format; OSError if it cannot be read."""
-        _, arrays = _read(path, {"mxfp4": ("codes", "scales")})
+        _, arrays = _read(path, _MXFP4_FIELDS)
         return _rebuild(path, cls, **arrays)
 
 
@@ -145,7 +146,7 @@ class FP8:
     @classmethod
     def load(cls, path: _Path) -> FP8:
         """Read what save wrote. ValueError if the file is not such a file or holds another format; OSError if it cannot be read."""
-        tag, arrays = _read(path, {f"fp8_{name}": ("codes", "scale") for name in E4M3_FORMATS})
+        tag, arrays = _read(path, _FP8_FIELDS)
         return _rebuild(path, cls, dtype=tag.removeprefix("fp8_"), **arrays)
 
 
@@ -164,10 +165,9 @@ def quantize_mxfp4(x: npt.NDArray[Any], scale_rule: str = "even") -> MXFP4:
     codes: an infinity has no scale under which its neighbours would survive, so it is not hidden. A block of zeros has the scale 2^-127.
     Under "even" and "ceil" an amax close to float32's largest value may round up to 2^128, which dequantizes to infinity in float32.
 
-    Raises TypeError for another dtype, ValueError for another width or rule.
+    Raises TypeError for another dtype or a rule that is no str, ValueError for another width or rule.
     """
-    if scale_rule not in SCALE_RULES:
-        raise ValueError(f"scale_rule is {scale_rule!r}; it must be one of {', '.join(map(repr, SCALE_RULES))}")
+    _require_name("scale_rule", scale_rule, SCALE_RULES)
     x = _as_floats(x)
     width = x.shape[-1]
     if width == 0 or width % MX_BLOCK:
@@ -238,7 +238,7 @@ def _as_bytes(array: npt.NDArray[Any], name: str) -> _Bytes:
 
 
 def _as_scale(scale: Any) -> np.float32:
-    number = np.asarray(scale)
+    number = np.asarray(_float_of(scale) if type(scale) is int else scale)
     if number.dtype.kind not in "fiu":
         raise TypeError(f"scale is {scale!r}; it must be a real number")
     if number.size != 1:
@@ -250,10 +250,25 @@ def _as_scale(scale: Any) -> np.float32:
     return rounded
 
 
+def _float_of(number: int) -> float:
+    """For integers that numpy has no dtype for, of which float64 may not hold the largest either."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
 def _e4m3(dtype: str) -> E4M3:
-    if dtype not in E4M3_FORMATS:
-        raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(map(repr, E4M3_FORMATS))}")
+    _require_name("dtype", dtype, E4M3_FORMATS)
     return E4M3_FORMATS[dtype]
+
+
+def _require_name(option: str, value: Any, known: Collection[str]) -> None:
+    names = ", ".join(map(repr, known))
+    if not isinstance(value, str):
+        raise TypeError(f"{option} is {value!r}; it must be a str, one of {names}")
+    if value not in known:
+        raise ValueError(f"{option} is {value!r}; it must be one of {names}")
 
 
 def _trim_scales(scales: _Bytes, codes_shape: tuple[int, ...]) -> _Bytes:
@@ -266,8 +281,9 @@ def _trim_scales(scales: _Bytes, codes_shape: tuple[int, ...]) -> _Bytes:
             return np.ascontiguousarray(scales[: rows[0]] if rows else scales)
         if scales.ndim == 2 and scales.shape[0] >= num_rows:
             return np.ascontiguousarray(scales[:num_rows]).reshape(*rows, num_blocks)
+    shapes = dict.fromkeys([(*rows, num_blocks), (num_rows, num_blocks)])  # the same for codes of two axes
     raise ValueError(
-        f"scales has shape {scales.shape}; codes of shape {codes_shape} need {(*rows, num_blocks)} or {(num_rows, num_blocks)}, "
+        f"scales has shape {scales.shape}; codes of shape {codes_shape} need {' or '.join(map(str, shapes))}, "
         "with any padding at the end of the first and last axes"
     )
 
@@ -279,9 +295,25 @@ def _chunks(num_items: int, elements_per_item: int) -> list[slice]:
 
 # ---- Files ----
 
+_MXFP4_FIELDS: dict[str, tuple[str, ...]] = {"mxfp4": ("codes", "scales")}
+_FP8_FIELDS: dict[str, tuple[str, ...]] = {f"fp8_{name}": ("codes", "scale") for name in E4M3_FORMATS}
+
 # What zipfile, zlib and numpy raise on damaged files; RuntimeError (and its NotImplementedError) is zipfile's word for flags and
 # compression methods it does not know, OSError for offsets before the start of the file.
-_UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def load_record(path: _Path) -> MXFP4 | FP8:
+    """Read what `save` of either record wrote. ValueError if the file is not such a file; OSError if it cannot be read."""
+    tag, arrays = _read(path, _MXFP4_FIELDS | _FP8_FIELDS)
+    if tag in _MXFP4_FIELDS:
+        return _rebuild(path, MXFP4, **arrays)
+    return _rebuild(path, FP8, dtype=tag.removeprefix("fp8_"), **arrays)
+
+
+def why_unreadable(error: Exception) -> str:
+    """What an UNREADABLE error says, without numpy's advice to load Python objects: no file of ours has any, and they can run code."""
+    return "it holds Python objects" if "allow_pickle" in str(error) else str(error)
 
 
 def _write(path: _Path, tag: str, **arrays: Any) -> None:
@@ -297,9 +329,11 @@ def _read(path: _Path, fields: dict[str, tuple[str, ...]]) -> tuple[str, dict[st
             zipfile.ZipFile(file).close()  # numpy would take what is no zip file for a pickle.
             file.seek(0)
             stored = dict(np.load(file, allow_pickle=False))
-        except _UNREADABLE as error:
-            raise ValueError(f"{os.fspath(path)}: not a readable npz file of format {expected} ({error})") from error
-    tag = str(stored.get("format", ""))
+        except UNREADABLE as error:
+            raise ValueError(f"{os.fspath(path)}: not a readable npz file of format {expected} ({why_unreadable(error)})") from None
+    if "format" not in stored:
+        raise ValueError(f"{os.fspath(path)}: holds no array 'format', which names the format; expected {expected}")
+    tag = str(stored["format"])
     if tag not in fields:
         raise ValueError(f"{os.fspath(path)}: its format is {tag!r}; expected {expected}")
     missing = [name for name in fields[tag] if name not in stored]

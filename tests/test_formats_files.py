@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mla_rt.formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
+from mla_rt.formats import FP8, MXFP4, load_record, quantize_fp8, quantize_mxfp4
 
 X = np.random.default_rng(0).standard_normal((5, 1, 576), np.float32)
 
@@ -70,7 +70,7 @@ def test_another_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"mxfp4\.npz: its format is 'mxfp4'; expected 'fp8_e4m3fn' or 'fp8_e4m3fnuz'"):
         FP8.load(tmp_path / "mxfp4.npz")
     for record in (MXFP4, FP8):
-        with pytest.raises(ValueError, match=r"plain\.npz: its format is ''"):
+        with pytest.raises(ValueError, match=r"plain\.npz: holds no array 'format'"):
             record.load(tmp_path / "plain.npz")
 
 
@@ -91,8 +91,17 @@ def test_a_npy_file_is_refused(tmp_path):
 
 def test_pickled_members_are_refused(tmp_path):
     np.savez(tmp_path / "kv.npz", format=np.array("mxfp4"), codes=np.array([None]), scales=np.zeros((1, 1), np.uint8))
-    with pytest.raises(ValueError, match=r"kv\.npz: not a readable npz file"):
+    with pytest.raises(ValueError, match=r"kv\.npz: not a readable npz file of format 'mxfp4' \(it holds Python objects\)"):
         MXFP4.load(tmp_path / "kv.npz")
+
+
+def test_either_record_is_loaded_by_its_tag(tmp_path):
+    for saved in (quantize_mxfp4(X), quantize_fp8(X), quantize_fp8(X, "e4m3fnuz")):
+        saved.save(tmp_path / "kv.npz")
+        assert_same_record(load_record(tmp_path / "kv.npz"), saved)
+    np.savez(tmp_path / "kv.npz", format="bf16")
+    with pytest.raises(ValueError, match=r"its format is 'bf16'; expected 'mxfp4' or 'fp8_e4m3fn' or 'fp8_e4m3fnuz'"):
+        load_record(tmp_path / "kv.npz")
 
 
 def test_damaged_files_are_refused_or_read_right(tmp_path):

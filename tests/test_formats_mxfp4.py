@@ -304,9 +304,9 @@ def test_an_array_without_axes_is_refused():
         quantize_mxfp4(np.float32(1))
 
 
-@pytest.mark.parametrize("rule", ["Floor", "rceil", "", None])
-def test_other_rules_are_refused(rule):
-    with pytest.raises(ValueError, match=r"scale_rule.*'floor', 'even', 'ceil'"):
+@pytest.mark.parametrize(("rule", "error"), [("Floor", ValueError), ("rceil", ValueError), ("", ValueError), (None, TypeError), ([], TypeError)])
+def test_other_rules_are_refused(rule, error):
+    with pytest.raises(error, match=r"scale_rule.*'floor', 'even', 'ceil'"):
         quantize_mxfp4(np.zeros((1, 32), np.float32), rule)
 
 
@@ -328,6 +328,12 @@ def test_other_rules_are_refused(rule):
 def test_scales_that_do_not_fit_are_refused(codes_shape, scales_shape):
     with pytest.raises(ValueError, match="scales has shape"):
         MXFP4(np.zeros(codes_shape, np.uint8), np.zeros(scales_shape, np.uint8))
+
+
+def test_each_shape_of_scales_that_would_fit_is_named_once():
+    for codes_shape, needed in (((4, 288), r"need \(4, 18\), with"), ((4, 1, 288), r"need \(4, 1, 18\) or \(4, 18\), with")):
+        with pytest.raises(ValueError, match=needed):
+            MXFP4(np.zeros(codes_shape, np.uint8), np.zeros((3, 3), np.uint8))
 
 
 @pytest.mark.parametrize("codes_shape", [(4, 287), (4, 0), (4, 8), ()])
