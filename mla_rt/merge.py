@@ -19,12 +19,12 @@ def merge(outs: Sequence[Any] | np.ndarray, lses: Sequence[Any] | np.ndarray) ->
 
     Returns out [..., width] in the dtype of the parts and lse [...] in the dtype of the given ones. Computed in float64, rounded once.
     A row that no part has tokens for is out 0, lse -inf. What `outs` holds where its lse is -inf is ignored.
-    Raises ValueError for no parts or unequal shapes, TypeError for other dtypes.
+    Where an lse is +inf (what it stands for is beyond its dtype) or NaN, the row's out is NaN and its lse +inf or NaN; NaN wins.
+    Raises ValueError for no parts or unequal shapes, TypeError for other dtypes or what is no sequence.
     """
-    parts = [np.asarray(out) for out in outs]
-    weights_log = [np.asarray(lse) for lse in lses]
+    parts, weights_log = _arrays("outs", outs), _arrays("lses", lses)
     if not parts or len(parts) != len(weights_log):
-        raise ValueError(f"merge takes one lse for each out and at least one of them, not {len(parts)} outs and {len(weights_log)} lses")
+        raise ValueError(f"outs has length {len(parts)}, lses {len(weights_log)}; one of each for every part is needed, and at least one part")
     for name, arrays in (("outs", parts), ("lses", weights_log)):
         for array in arrays:
             if array.dtype not in _FLOATS or array.dtype != arrays[0].dtype:
@@ -37,12 +37,20 @@ def merge(outs: Sequence[Any] | np.ndarray, lses: Sequence[Any] | np.ndarray) ->
 
     lse = np.stack(weights_log).astype(np.float64)
     maximum = lse.max(axis=0)
-    # -inf - -inf is NaN: a row without any token is measured from 0 instead, where all its weights are exp(-inf) = 0.
-    weight = np.exp(lse - np.where(np.isneginf(maximum), 0.0, maximum))
-    total = weight.sum(axis=0)
-    # Not 0 * out: a part without tokens for a row may hold anything there.
-    stacked = np.where(np.isneginf(lse)[..., None], 0.0, np.stack(parts).astype(np.float64))
-    out = (weight[..., None] * stacked).sum(axis=0) / np.where(total == 0.0, 1.0, total)[..., None]
-    with np.errstate(divide="ignore"):
-        merged_lse = np.log(total) + maximum
-    return out.astype(parts[0].dtype), merged_lse.astype(weights_log[0].dtype)
+    # inf - inf is NaN. Measured from 0 instead, a row without any token has the weights exp(-inf) = 0, and +inf stays what it is.
+    base = np.where(np.isfinite(maximum), maximum, 0.0)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of infinities and NaN, whose results are those promised above
+        weight = np.exp(lse - base)
+        total = weight.sum(axis=0)
+        # Not 0 * out: a part without tokens for a row may hold anything there.
+        stacked = np.where(np.isneginf(lse)[..., None], 0.0, np.stack(parts).astype(np.float64))
+        out = (weight[..., None] * stacked).sum(axis=0) / np.where(total == 0.0, 1.0, total)[..., None]
+        merged_lse = np.log(total) + base
+        return out.astype(parts[0].dtype), merged_lse.astype(weights_log[0].dtype)
+
+
+def _arrays(name: str, values: Any) -> list[np.ndarray]:
+    try:
+        return [np.asarray(value) for value in values]
+    except TypeError:
+        raise TypeError(f"{name} is a {type(values).__name__}; a sequence of arrays is needed") from None

@@ -60,14 +60,31 @@ def test_nan_of_a_part_is_not_hidden():
     assert np.isnan(merge([np.ones((1, 2))], [np.full(1, np.nan)])[1]).all()
 
 
+INF, NAN = np.inf, np.nan
+
+
+@pytest.mark.parametrize("values", [0.0, 2.0, INF, NAN])
+@pytest.mark.parametrize(("lses", "expected"), [([INF, 800.0], INF), ([INF, INF], INF), ([NAN, INF], NAN), ([-INF, NAN], NAN)])
+def test_infinite_and_nan_lse(lses, expected, values):
+    """Row 0 is such a row, row 1 is not, and no warning is given (which would be an error here)."""
+    outs = [np.full((2, 3), x) for x in (values, 1.0)]
+    out, lse = merge(outs, [np.array([each, 0.0]) for each in lses])
+    assert np.isnan(out[0]).all() and np.array_equal(lse[0], expected, equal_nan=True)
+    assert np.array_equal(out[1], np.full(3, (values + 1.0) / 2), equal_nan=True) and lse[1] == np.log(2)
+
+
 A, B = np.zeros((2, 8), np.float32), np.zeros(2, np.float32)
 
 
 @pytest.mark.parametrize(
     ("outs", "lses", "error", "message"),
     [
-        ([], [], ValueError, "0 outs and 0 lses"),
-        ([A], [B, B], ValueError, "1 outs and 2 lses"),
+        ([], [], ValueError, "outs has length 0, lses 0"),
+        (None, None, TypeError, "outs is a NoneType; a sequence of arrays"),
+        ([A], 1.5, TypeError, "lses is a float"),
+        (np.float32(1), [B], TypeError, "outs is a float32"),
+        (np.array(1.0), [B], TypeError, "outs is a ndarray"),
+        ([A], [B, B], ValueError, "outs has length 1, lses 2"),
         ([A, A[:1]], [B, B], ValueError, r"\(2, 8\) and \(1, 8\)"),
         ([A, A], [B, B[:1]], ValueError, r"\(2,\) and \(1,\)"),
         ([A, A], [A, A], ValueError, r"need lses of shape \(2,\)"),
