@@ -128,17 +128,6 @@ class EmulatorDevice(Device):
     def _run(
         self, function: _Function, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_lds_bytes: int, arguments: ctypes.Structure
     ) -> None:
-        self._run(function, grid, (block_size, 1, 1), dynamic_lds_bytes, arguments)
-
-    def launch_block(
-        self, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], /, *, dynamic_lds_bytes: int = 0, **arguments: Any
-    ) -> None:
-        """`launch` with a block of any shape in place of the one that the code object states."""
-        self._run(kernel._function, grid, block, dynamic_lds_bytes, pack_arguments(kernel.info, arguments))
-
-    def _run(
-        self, function: _Function, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_lds_bytes: int, arguments: ctypes.Structure
-    ) -> None:
         if self.checks != "strict":
             self.memory.undefined = None  # nobody would say what this launch stores
         kernarg = np.frombuffer(bytes(arguments), np.uint8)

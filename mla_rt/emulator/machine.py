@@ -52,11 +52,6 @@ class LaunchReport:
         """Of waves, by wall time."""
         return self.num_instructions / self.seconds
 
-    @property
-    def instructions_per_second(self) -> float:
-        """Of waves, by wall time."""
-        return self.num_instructions / self.seconds
-
 
 def run(
     dispatch: Dispatch,
@@ -117,7 +112,7 @@ def _check(dispatch: Dispatch) -> None:
         if name != "kernarg_segment_ptr":
             raise UnknownInstruction(f"{dispatch.kernel}: the kernel wants {name} in its first SGPRs, which is not emulated")
     if descriptor.workgroup_info or descriptor.scratch_bytes:
-        raise UnknownInstruction(f"{dispatch.kernel}: scratch memory ({descriptor.scratch_bytes} bytes a work-item) is not emulated")
+        raise UnknownInstruction(f"{dispatch.kernel}: the kernel uses {descriptor.scratch_bytes} bytes of scratch memory a work-item, but may not")
     num_items = int(np.prod(dispatch.block, dtype=np.int64))
     if not 1 <= num_items <= 1024 or min(dispatch.block) < 1:
         raise ValueError(f"{dispatch.kernel}: block {dispatch.block} must have 1 to 1024 work-items")
