@@ -13,6 +13,7 @@ before on any stream and holds back all work given later. Two other streams are 
 
 from __future__ import annotations
 
+import numbers
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -374,17 +375,23 @@ def open_device(
 ) -> Device:
     """Open the first GPU ("hip"), the emulator ("emulator"), or ("auto") a GPU if one answers for which there are code objects, else the emulator.
 
-    arch: which architecture it must be (None: any for "hip"; gfx950 is all that the emulator knows). `Device.reason` says what was taken and why.
+    arch: which architecture it must be (None: any for "hip"; gfx950 is all that the emulator knows). `Device.reason` says why that one was taken.
 
     Of the emulator only: seed: given, waves run in random pieces between barriers and workgroups in a random order, which the seed draws.
     timing: when loads complete: at issue ("earliest"), at the wait that covers them ("latest"), or in between as on a GPU ("hardware").
     checks: "strict": what hardware does not promise is a KernelFault too, such as a race or a missing wait.
 
     DeviceError if "hip" cannot be opened, with what to install; UnsupportedArch if the device is not of `arch`; ValueError for another kind, timing
-    or checks, and for an option of the emulator with another kind.
+    or checks, a negative seed, and for an option of the emulator with another kind; TypeError for a kind, arch or seed of another type.
     """
+    if not isinstance(kind, str):
+        raise TypeError(f"device kind is {kind!r}; it is 'auto', 'hip' or 'emulator'")
+    if not isinstance(arch, str | None):
+        raise TypeError(f"arch is {arch!r}; a str is needed, or None")
     if kind not in ("auto", "hip", "emulator"):
         raise ValueError(f"device kind {kind!r}: it is 'auto', 'hip' or 'emulator'")
+    if seed is not None:
+        _check_seed(seed)
     if kind == "emulator":
         return _open_emulator(arch, seed, timing, checks)
     for name, value, plain in (("seed", seed, None), ("timing", timing, "earliest"), ("checks", checks, "off")):
@@ -396,16 +403,23 @@ def open_device(
     try:
         device = _open_hip(None)
     except DeviceError as error:
-        why = str(error)
+        why = f"no GPU: {error.brief}"
     else:
         if device.arch in wanted:
-            device.reason = f"hip: {device.name} ({device.arch}) answers"
+            device.reason = f"a {device.arch} GPU answers"
             return device
-        why = f"{device.name} is {device.arch}, needed is {' or '.join(wanted)}"
+        why = f"no {' or '.join(wanted)} GPU: {device.name} is {device.arch}"
         device.close()
     emulator = _open_emulator(arch)
-    emulator.reason = f"emulator: {why}"
+    emulator.reason = why
     return emulator
+
+
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise TypeError(f"seed is {seed!r}; an integer is needed, or None")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; 0 or more is needed")
 
 
 # A backend is imported only when it is opened: importing this package must work, and be quick, where there is no ROCm.

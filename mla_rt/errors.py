@@ -5,7 +5,14 @@ They live at the bottom of the package, so that the host side and the emulator n
 
 
 class DeviceError(RuntimeError):
-    """A HIP call failed, or a device, buffer or stream is used after it was closed. The message names the call and HIP's text."""
+    """A HIP call failed, or a device, buffer or stream is used after it was closed. The message names the call and HIP's text.
+
+    brief: the same in a few words, without what to do about it; the message itself where that is short.
+    """
+
+    def __init__(self, message: str, *, brief: str | None = None):
+        super().__init__(message)
+        self.brief = message if brief is None else brief
 
 
 class UnsupportedArch(RuntimeError):

@@ -18,6 +18,8 @@ from .code_object import CodeObject
 from .device import Device
 from .errors import DeviceError
 
+_RUNTIME = "libamdhip64.so"
+
 # Pinned bytes that a stream's queued uploads may hold before an upload waits for the stream and takes them back.
 STAGING_LIMIT = 64 << 20
 
@@ -42,7 +44,7 @@ class HipDevice(Device):
     def __init__(self) -> None:
         (count,) = self._call("hipGetDeviceCount")
         if count < 1:
-            raise DeviceError("hipGetDeviceCount: HIP finds no GPU")
+            raise DeviceError("hipGetDeviceCount: HIP finds no GPU", brief="HIP finds none")
         properties = self._properties()
         attribute = self._hip.hipDeviceAttribute_t
         super().__init__(
@@ -59,7 +61,8 @@ class HipDevice(Device):
         try:
             from hip import hip
         except ImportError as error:
-            raise DeviceError(f"hip-python cannot be imported ({error}): pip install hip-python") from None
+            brief = "hip-python cannot be imported"
+            raise DeviceError(f"{brief} ({error}): pip install hip-python", brief=brief) from None
         return hip
 
     def _call(self, name: str, *args: Any) -> tuple[Any, ...]:
@@ -69,8 +72,12 @@ class HipDevice(Device):
             error, *results = getattr(hip, name)(*args)
         except RuntimeError as loading:
             # Raised by hip-python alone, when it cannot load the runtime or this function of it.
-            details = re.sub(r"b?'+", "", str(loading)).removeprefix("failed to dlopen libamdhip64.so: ")  # it shows bytes objects
-            raise DeviceError(f"{name}: no HIP runtime ({details}); for a GPU, install ROCm 6.2 or later") from None
+            details = re.sub(r"b?'+", "", str(loading)).removeprefix(f"failed to dlopen {_RUNTIME}: ")  # it shows bytes objects
+            missing = details == f"{_RUNTIME}: cannot open shared object file: No such file or directory"
+            raise DeviceError(
+                f"{name}: no HIP runtime ({details}); for a GPU, install ROCm (7.0 or later for gfx950)",
+                brief=f"{_RUNTIME} is not there" if missing else f"no HIP runtime ({details})",
+            ) from None
         except ValueError as unknown:  # an error code of a runtime newer than hip-python's list of them
             raise DeviceError(f"{name}: {unknown}") from None
         if error != hip.hipError_t.hipSuccess:

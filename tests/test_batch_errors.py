@@ -169,8 +169,8 @@ def test_good_arguments_reach_the_device(no_device):
 
 
 def test_unknown_device_kind():
-    for device in ("cuda", None, 0):
-        with pytest.raises(ValueError, match="device kind"):
+    for device, error in (("cuda", ValueError), (None, TypeError), (0, TypeError)):
+        with pytest.raises(error, match="device kind"):
             decode(**GOOD, device=device)
 
 

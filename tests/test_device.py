@@ -316,13 +316,13 @@ def test_opening_by_kind(device: Device) -> None:
 def test_auto_takes_the_gpu_that_has_code_objects(shim: Shim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with shim.one_gpu(), open_device("auto") as found:
         assert found.kind == "hip"
-        assert found.reason == f"hip: {found.name} (gfx950) answers"
+        assert found.reason == "a gfx950 GPU answers"
     (tmp_path / "gfx942").mkdir()
     (tmp_path / "gfx942" / "mla_decode.co").write_bytes(b"")
     monkeypatch.setattr(code_object, "CODE_OBJECTS", tmp_path)
     with shim.one_gpu(), open_device("auto") as found:
         assert found.kind == "emulator"
-        assert found.reason == "emulator: shim over the emulator is gfx950, needed is gfx942"
+        assert found.reason == "no gfx942 GPU: shim over the emulator is gfx950"
 
 
 def test_auto_takes_the_emulator_where_there_is_no_gpu(shim: Shim) -> None:
@@ -330,7 +330,7 @@ def test_auto_takes_the_emulator_where_there_is_no_gpu(shim: Shim) -> None:
         pass  # hip-python has this runtime now, which shows no GPU
     with open_device("auto") as found:
         assert found.kind == "emulator"
-        assert found.reason == "emulator: hipGetDeviceCount: HIP finds no GPU"
+        assert found.reason == "no GPU: HIP finds none"
     with pytest.raises(DeviceError, match="HIP finds no GPU"):
         open_device("hip")
 
@@ -350,6 +350,15 @@ def test_opening_for_an_arch(shim: Shim) -> None:
 def test_opening_wrongly() -> None:
     with pytest.raises(ValueError, match="device kind 'cuda': it is 'auto', 'hip' or 'emulator'"):
         open_device("cuda")  # type: ignore[arg-type]
+    for kind in (None, 0, ["auto"]):
+        with pytest.raises(TypeError, match=r"device kind is .*; it is 'auto', 'hip' or 'emulator'"):
+            open_device(kind)  # type: ignore[arg-type]
+    for arch in (950, ["gfx950"]):
+        with pytest.raises(TypeError, match=r"arch is .*; a str is needed"):
+            open_device("emulator", arch=arch)  # type: ignore[arg-type]
+    for seed, error in ((-1, ValueError), (1.0, TypeError), ("1", TypeError), (True, TypeError), ([1], TypeError)):
+        with pytest.raises(error, match="seed is "):
+            open_device("emulator", seed=seed)  # type: ignore[arg-type]
     for kind in ("auto", "hip"):
         with pytest.raises(ValueError, match="seed is an option of the emulator"):
             open_device(kind, seed=1)  # type: ignore[arg-type]
@@ -377,14 +386,14 @@ def test_without_the_runtime() -> None:
     if in_a_new_process("import ctypes\ntry: ctypes.CDLL('libamdhip64.so'); print(1)\nexcept OSError: pass"):
         pytest.skip("this machine has the HIP runtime")
     error, auto = in_a_new_process(OPEN).splitlines()
-    assert "hipGetDeviceCount: no HIP runtime" in error and "libamdhip64.so" in error and "install ROCm" in error
-    assert auto == f"emulator emulator: {error}"
+    assert "hipGetDeviceCount: no HIP runtime" in error and "libamdhip64.so" in error and error.endswith("install ROCm (7.0 or later for gfx950)")
+    assert auto == "emulator no GPU: libamdhip64.so is not there"
 
 
 def test_without_hip_python() -> None:
     error, auto = in_a_new_process("import sys; sys.modules['hip'] = None" + OPEN).splitlines()
     assert "hip-python cannot be imported" in error and error.endswith("pip install hip-python")
-    assert auto == f"emulator emulator: {error}"
+    assert auto == "emulator no GPU: hip-python cannot be imported"
 
 
 def test_importing_the_device_module_imports_no_backend() -> None:
