@@ -148,8 +148,12 @@ def launch_time(counts: LaunchCounts, rates: Rates) -> LaunchTime:
         raise ValueError(f"{counts.kernel}: a workgroup does not fit a compute unit ({fit.limited_by})")
     wanted = demand(counts, rates)
     together = max(1, min(fit.workgroups_per_cu, -(-counts.num_workgroups // rates.num_cus)))
-    # What workgroups of one compute unit share takes so many times as long while they run side by side; each has its own issue.
-    shared = together * np.max([wanted.clocks[name] for name in RESOURCES if name != "issue"], axis=0)
+    # How much of its demand a workgroup adds to its unit's time while others run beside it: each has its own issue; workgroups of few waves
+    # take turns at the SIMDs; the rest is one for all.
+    waves, simds = counts.waves_per_workgroup, rates.simds_per_cu
+    by_simds = -(-together * waves // simds) / (together * -(-waves // simds))
+    weight = {"issue": 1 / together, "valu": by_simds, "mfma": by_simds, "lds": 1.0, "vmem": 1.0}
+    shared = together * np.max([weight[name] * wanted.clocks[name] for name in RESOURCES if name != "issue"], axis=0)
     lower = np.maximum(wanted.clocks["issue"], shared)
     active_cus = min(rates.num_cus, counts.num_workgroups)
     share = min(rates.hbm_bytes_per_second / rates.clock_hz / active_cus, rates.bytes_in_flight / rates.vmem_latency_clocks)
@@ -157,7 +161,7 @@ def launch_time(counts: LaunchCounts, rates: Rates) -> LaunchTime:
     upper = np.maximum(wanted.serial, shared) + together * own_bytes / share
 
     cu, end = _place(lower, rates.num_cus, fit.workgroups_per_cu)
-    totals = {name: np.bincount(cu, wanted.clocks[name], rates.num_cus) / (together if name == "issue" else 1) for name in RESOURCES}
+    totals = {name: np.bincount(cu, weight[name] * wanted.clocks[name], rates.num_cus) for name in RESOURCES}
     busy = np.bincount(cu, lower, rates.num_cus) / together
     hbm_seconds = LINE_BYTES * (counts.lines_read + counts.lines_written) / rates.hbm_bytes_per_second
     return LaunchTime(
