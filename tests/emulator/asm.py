@@ -8,11 +8,15 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from mla_rt.code_object import CodeObject
+from mla_rt.emulator.decoder import LONGEST, decode
 from mla_rt.emulator.descriptor import Descriptor
+from mla_rt.emulator.instruction import Instruction
 from mla_rt.emulator.machine import Dispatch, LaunchReport, run
 from mla_rt.emulator.memory import Memory
 
@@ -67,6 +71,19 @@ def assemble(source: str) -> bytes:
         if image[names + name :].startswith(b".text\0"):
             return image[offset : offset + size]
     raise AssertionError("no .text section")
+
+
+def instructions_of(code_object: CodeObject) -> Iterator[Instruction]:
+    """Every instruction of a code object's kernels, each up to its s_endpgm."""
+    for kernel in code_object.kernels.values():
+        (segment,) = [s for s in code_object.segments if s.vaddr <= kernel.entry < s.vaddr + len(s.data)]
+        position = kernel.entry - segment.vaddr
+        while True:
+            instruction = decode(segment.data[position : position + LONGEST], position, Descriptor.parse(kernel.descriptor).accum_offset)
+            yield instruction
+            position += instruction.encoded.size
+            if instruction.mnemonic == "s_endpgm":
+                break
 
 
 def descriptor(*, lds_bytes: int = 0, num_vgprs: int = 64, accum_offset: int = 32, dims: int = 1) -> Descriptor:
