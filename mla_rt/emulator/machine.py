@@ -179,6 +179,7 @@ def _initial_state(dispatch: Dispatch, memory: Memory, workgroups: np.ndarray) -
     block_x, block_y, block_z = dispatch.block
     item = np.arange(waves_per_workgroup * LANES).reshape(waves_per_workgroup, LANES)
     packed = item % block_x | item // block_x % block_y << 10 | item // (block_x * block_y) << 20
+    packed &= (1 << 10 * descriptor.workitem_id_dims) - 1  # the compiler does not mask off what the kernel has not asked for
     live = item < block_x * block_y * block_z
     state.vgpr[0] = packed.astype(np.uint32)[state.wave_in_workgroup]
     masks = np.packbits(live, axis=1, bitorder="little").view(np.uint32)
