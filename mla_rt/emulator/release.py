@@ -85,7 +85,7 @@ class Releases:
                 merge(self._knows.setdefault(wave, {}), self._seen[wave])
 
     def barrier(self, number: int) -> None:
-        """number: of the next access. What a wave knows, and the loads that it has waited for, the others of its workgroup have after the barrier too."""
+        """What a wave knows, and the loads that it has waited for, the others of its workgroup have too. number: of the next access."""
         self._before_barrier = number
         for table in (self._knows, self._seen):
             for wave in list(table):

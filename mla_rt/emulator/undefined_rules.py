@@ -17,7 +17,7 @@ from .instruction import Encoded, Instruction
 from .lanes import Dpp, sdwa_merge, sdwa_select
 from .operands import FIRST_VGPR, KINDS, SCC, constant_bits
 from .shadow import ALL, Shadow
-from .state import EXEC, LANES, Group, bits_to_lanes
+from .state import EXEC, LANES, VCC, Group, bits_to_lanes
 
 Mask = Any  # uint32 array or None
 Masks = list[Mask] | np.ndarray | None
@@ -80,7 +80,6 @@ class Sources:
             found = self.shadow.read_scalar(code + half, self.group.waves)
         elif code == SCC and not half:
             found = self.shadow.read_scalar(SCC, self.group.waves)
-            found = None if found is None else found & U32(1)
         if found is None:
             return np.zeros((1,) if self.is_scalar else (1, 1), U32)
         return found if self.is_scalar or code >= FIRST_VGPR else found[:, None]
@@ -99,14 +98,13 @@ class Sources:
             found = np.array([constant >> 32 * half & 0xFFFFFFFF], U32)
         return found if self.is_scalar else found[:, None]
 
-    def codes(self) -> list[int]:
-        """Operand codes of the sources of a vector instruction, as far as its encoding has them."""
+    def codes(self, count: int = 1) -> list[int]:
+        """Operand codes of the first `count` sources of a vector instruction."""
         fields = self.encoded.fields
         found = [fields["src0"]]
         if "vsrc1" in fields:
             found.append(fields["vsrc1"] + FIRST_VGPR)
-        found += [fields[name] for name in ("src1", "src2") if name in fields]
-        return found
+        return (found + [fields[name] for name in ("src1", "src2") if name in fields])[:count]
 
     def pair(self, code: int) -> np.ndarray:
         """Mask of a 64-bit operand: uint64."""
@@ -133,7 +131,7 @@ def rule_for(instruction: Instruction) -> Rule | None:
         return _half_select
     if name.startswith(("v_cmp_", "v_cmpx_")):
         return lambda sources: np.broadcast_to(sources.whole(), sources.group.mask.shape)
-    return _RULES.get(name)
+    return None if encoded.fields.get("clamp") else _RULES.get(name)
 
 
 # ---- bitwise: value a with mask ma, and so on
@@ -155,9 +153,9 @@ def _chain(*operations: Callable[..., tuple[Any, Any]]) -> Rule:
     """v_op1_op2: op2(op1(src0, src1), src2)."""
 
     def rule(sources: Sources) -> Masks:
-        codes = sources.codes()
+        codes = sources.codes(len(operations) + 1)
         value, mask = sources.value(codes[0]), sources.mask(codes[0])
-        for operation, code in zip(operations, codes[1:], strict=False):
+        for operation, code in zip(operations, codes[1:], strict=True):
             value, mask = operation(value, mask, sources.value(code), sources.mask(code))
         return np.asarray(mask)
 
@@ -174,12 +172,12 @@ def _xnor(a: Any, ma: Any, b: Any, mb: Any) -> tuple[Any, Any]:
     return ~(a ^ b), ma | mb
 
 
-def _through(compute: Callable[..., Any], deciding: tuple[int, ...] = (), wide: tuple[int, ...] = ()) -> Rule:
+def _through(count: int, compute: Callable[..., Any], deciding: tuple[int, ...], wide: tuple[int, ...] = ()) -> Rule:
     """A function that only moves bits, applied to the masks. deciding: sources that say how (their values are used, and must be defined);
     wide: those of 64 bits."""
 
     def rule(sources: Sources) -> Masks:
-        codes = sources.codes()
+        codes = sources.codes(count)
         arguments, unknown = [], np.zeros((1, 1), np.bool_)
         for i, code in enumerate(codes):
             if i in deciding:
@@ -206,8 +204,11 @@ def _permute_bytes(a: Any, b: Any, selector: Any) -> Any:
 
 def _choose(sources: Sources) -> Masks:
     """v_cndmask: an undefined condition leaves defined what is the same on both sides."""
-    codes = sources.codes()
-    condition = codes[2] if len(codes) > 2 else 106
+    fields = sources.encoded.fields
+    if fields.get("neg") or fields.get("abs"):
+        return sources.whole()
+    codes = sources.codes(3)
+    condition = codes[2] if len(codes) > 2 else VCC
     group = sources.group
     lanes = bits_to_lanes(_pair_of_waves(sources, sources.value, condition))
     unknown = bits_to_lanes(_pair_of_waves(sources, sources.mask, condition))
@@ -224,20 +225,58 @@ def _pair_of_waves(sources: Sources, read: Callable[[int, int], np.ndarray], cod
 
 def _insert_bits(sources: Sources) -> Masks:
     """v_bfi: (a & b) | (~a & c)."""
-    (a, ma), (b, mb), (c, mc) = ((sources.value(code), sources.mask(code)) for code in sources.codes()[:3])
+    (a, ma), (b, mb), (c, mc) = ((sources.value(code), sources.mask(code)) for code in sources.codes(3))
     return (a & mb) | (~a & mc) | (ma & ((b ^ c) | mb | mc))
+
+
+def _upwards(mask: Any) -> Any:
+    """Sums and products modulo 2**n: an undefined bit spoils itself and those above it."""
+    return mask | (~mask + mask.dtype.type(1))
+
+
+def _sum(count: int, shifted: int | None = None) -> Rule:
+    """A sum or product of 32 bits. shifted: the place of the source by whose value the sources before it are shifted left."""
+
+    def rule(sources: Sources) -> Masks:
+        found, unknown = np.zeros((1, 1), U32), np.zeros((1, 1), np.bool_)
+        for i, code in enumerate(sources.codes(count)):
+            if i == shifted:
+                found, unknown = found << (sources.value(code) & U32(31)), sources.mask(code) != 0
+            else:
+                found = found | sources.mask(code)
+        return np.where(unknown, ALL, _upwards(found))
+
+    return rule
+
+
+def _halves_of(wide: Any) -> list[Mask]:
+    return [wide.astype(U32), (wide >> U64(32)).astype(U32)]
+
+
+def _multiply_add_64(sources: Sources) -> Masks:
+    """v_mad_u64_u32: compilers leave the upper half of src2 undefined where they want the lower half of the result. Then the carry, for each lane."""
+    a, b, c = sources.codes(3)
+    found = _upwards(sources.mask(a).astype(U64) | sources.mask(b) | sources.pair(c))
+    lanes = np.where(found != 0, ALL, ZERO)
+    return [*_halves_of(found), lanes, lanes]
+
+
+def _shift_add_64(sources: Sources) -> Masks:
+    a, shift, c = sources.codes(3)
+    found = _upwards(sources.pair(a) << (sources.value(shift) & U32(7)).astype(U64) | sources.pair(c))
+    return [np.where(sources.mask(shift) != 0, ALL, half) for half in _halves_of(found)]
 
 
 def _pack_of_two(sources: Sources) -> Masks:
     """A 16-bit result from each source."""
-    low, high = (sources.mask(code) for code in sources.codes()[:2])
+    low, high = (sources.mask(code) for code in sources.codes(2))
     return np.where(low != 0, U32(0xFFFF), ZERO) | np.where(high != 0, U32(0xFFFF0000), ZERO)
 
 
 def _pack_halves(sources: Sources) -> Masks:
     """v_pack_b32_f16: the half of each source that op_sel names."""
     select = sources.encoded.fields.get("op_sel", 0)
-    low, high = (sources.mask(code) >> U32(16 * (select >> i & 1)) & U32(0xFFFF) for i, code in enumerate(sources.codes()[:2]))
+    low, high = (sources.mask(code) >> U32(16 * (select >> i & 1)) & U32(0xFFFF) for i, code in enumerate(sources.codes(2)))
     return np.where(low != 0, U32(0xFFFF), ZERO) | np.where(high != 0, U32(0xFFFF0000), ZERO)
 
 
@@ -264,7 +303,7 @@ def _read_first_lane(sources: Sources) -> Masks:
 
 
 def _read_lane(sources: Sources) -> Masks:
-    code, select = sources.codes()[:2]
+    code, select = sources.codes(2)
     group = sources.group
     lane = np.broadcast_to(np.ravel(sources.value(select)) & U32(63), (group.n,)).astype(np.intp)
     found = np.broadcast_to(sources.mask(code), group.mask.shape)[np.arange(group.n), lane]
@@ -285,7 +324,7 @@ def _permlane_swap(row: int) -> Rule:
 
 
 def _swap(sources: Sources) -> Masks:
-    return [sources.mask(sources.encoded.src0), sources.mask(sources.encoded.vdst + FIRST_VGPR)]
+    return [np.array(sources.mask(code)) for code in (sources.encoded.src0, sources.encoded.vdst + FIRST_VGPR)]
 
 
 def _backward_permute(sources: Sources) -> Masks:
@@ -392,7 +431,7 @@ def _widen(bits: int, registers: int) -> Rule:
     """v_cvt_scalef32_pk_*: one element of `bits` for each half (registers 1) or each register; op_sel says where they begin."""
 
     def rule(sources: Sources) -> Masks:
-        source, scale = sources.codes()[:2]
+        source, scale = sources.codes(2)
         select = sources.encoded.op_sel
         part = sources.mask(source) >> U32(16 * (select & 1) if bits == 8 else 8 * (select & 3))
         low, high = (part >> U32(i * bits) & U32((1 << bits) - 1) | sources.mask(scale) & U32(0x7F800000) for i in range(2))
@@ -413,9 +452,9 @@ def _packed(encoded: Encoded, name: str) -> Rule:
 
     def rule(sources: Sources) -> Masks:
         count = 3 if any(part in name for part in ("fma", "mad", "3_")) else 2
-        codes = sources.codes()[:count]
+        codes = sources.codes(count)
         if move:
-            return [np.asarray(sources.mask(code, select[0] >> i & 1)) for i, code in enumerate(codes)]
+            return [np.array(sources.mask(code, select[0] >> i & 1)) for i, code in enumerate(codes)]
         results = []
         for which in select:
             found = np.zeros((1, 1), np.bool_)
@@ -453,7 +492,10 @@ def _matrix(sources: Sources) -> Masks:
     results = [np.where(values[i // per_value], ALL, ZERO) for i in range(shape.result_registers)]
     if encoded.src2 >= FIRST_VGPR:
         first = encoded.src2 + (encoded.accum_offset if encoded.acc_cd else 0)
-        results = [result | np.where(sources.mask(first + i) != 0, ALL, ZERO) for i, result in enumerate(results)]
+        addends = [sources.mask(first + i) for i in range(shape.result_registers)]
+        if per_value == 2:
+            addends = [addends[i] | addends[i ^ 1] for i in range(shape.result_registers)]
+        results = [result | np.where(addend != 0, ALL, ZERO) for result, addend in zip(results, addends, strict=True)]
     return list(results)
 
 
@@ -497,7 +539,7 @@ def _any_bit(masks: list[Mask]) -> np.ndarray:
 
 
 def _scalar_move(bits: int) -> Rule:
-    return lambda sources: [sources.mask(sources.encoded.ssrc0, half) for half in range(bits // 32)]
+    return lambda sources: [np.array(sources.mask(sources.encoded.ssrc0, half)) for half in range(bits // 32)]
 
 
 def _scalar_not(bits: int) -> Rule:
@@ -515,6 +557,14 @@ def _scalar_shift(left: bool) -> Rule:
         moved = mask << amount if left else mask >> amount
         result = np.where(sources.mask(encoded.ssrc1) & U32(31) != 0, ALL, moved)
         return [result, _any_bit([result])]
+
+    return rule
+
+
+def _scalar_sum(flag: bool) -> Rule:
+    def rule(sources: Sources) -> Masks:
+        result = _upwards(sources.mask(sources.encoded.ssrc0) | sources.mask(sources.encoded.ssrc1))
+        return [result, _any_bit([result])] if flag else result
 
     return rule
 
@@ -560,7 +610,7 @@ _RULES: dict[str, Rule] = {
     "v_accvgpr_write_b32": _move,
     "v_accvgpr_read_b32": _accumulator_move,
     "v_accvgpr_mov_b32": _accumulator_move,
-    "v_mov_b64": lambda sources: [sources.mask(sources.codes()[0], half) for half in range(2)],
+    "v_mov_b64": lambda sources: [np.array(sources.mask(sources.codes()[0], half)) for half in range(2)],
     "v_and_b32": _chain(_and),
     "v_or_b32": _chain(_or),
     "v_xor_b32": _chain(_xor),
@@ -570,16 +620,21 @@ _RULES: dict[str, Rule] = {
     "v_lshl_or_b32": _chain(_shifted_left, _or),
     "v_bfi_b32": _insert_bits,
     "v_cndmask_b32": _choose,
-    "v_lshlrev_b32": _through(vi._shift_left, (0,)),
-    "v_lshrrev_b32": _through(vi._shift_right, (0,)),
-    "v_ashrrev_i32": _through(lambda amount, mask: vi._shift_right(amount, mask.view(np.int32)), (0,)),
-    "v_lshlrev_b64": _through(lambda amount, mask: mask << (amount & U32(63)).astype(U64), (0,), (1,)),
-    "v_lshrrev_b64": _through(lambda amount, mask: mask >> (amount & U32(63)).astype(U64), (0,), (1,)),
-    "v_bfe_u32": _through(vi._bfe_u32, (1, 2)),
-    "v_bfe_i32": _through(lambda mask, offset, width: vi._bfe_i32(mask.view(np.int32), offset, width), (1, 2)),
-    "v_alignbit_b32": _through(vi._align(1), (2,)),
-    "v_alignbyte_b32": _through(vi._align(8), (2,)),
-    "v_perm_b32": _through(_permute_bytes, (2,)),
+    **{f"v_{name}_u32": _sum(2) for name in ("add", "sub", "subrev", "mul_lo")},
+    "v_add3_u32": _sum(3),
+    "v_lshl_add_u32": _sum(3, shifted=1),
+    "v_mad_u64_u32": _multiply_add_64,
+    "v_lshl_add_u64": _shift_add_64,
+    "v_lshlrev_b32": _through(2, vi._shift_left, (0,)),
+    "v_lshrrev_b32": _through(2, vi._shift_right, (0,)),
+    "v_ashrrev_i32": _through(2, lambda amount, mask: vi._shift_right(amount, mask.view(np.int32)), (0,)),
+    "v_lshlrev_b64": _through(2, lambda amount, mask: mask << (amount & U32(63)).astype(U64), (0,), (1,)),
+    "v_lshrrev_b64": _through(2, lambda amount, mask: mask >> (amount & U32(63)).astype(U64), (0,), (1,)),
+    "v_bfe_u32": _through(3, vi._bfe_u32, (1, 2)),
+    "v_bfe_i32": _through(3, lambda mask, offset, width: vi._bfe_i32(mask.view(np.int32), offset, width), (1, 2)),
+    "v_alignbit_b32": _through(3, vi._align(1), (2,)),
+    "v_alignbyte_b32": _through(3, vi._align(8), (2,)),
+    "v_perm_b32": _through(3, _permute_bytes, (2,)),
     "v_pack_b32_f16": _pack_halves,
     **{f"v_cvt_pk_{name}": _pack_of_two for name in ("bf16_f32", "f16_f32", "u16_u32", "i16_i32")},
     "v_cvt_pkrtz_f16_f32": _pack_of_two,
@@ -607,6 +662,8 @@ _RULES: dict[str, Rule] = {
     "s_movk_i32": lambda sources: None,  # the emulator reads the old value, as other instructions of the format need it
     **{f"s_not_b{bits}": _scalar_not(bits) for bits in (32, 64)},
     **{f"s_cselect_b{bits}": _scalar_choose(bits) for bits in (32, 64)},
+    **{f"s_{name}": _scalar_sum(True) for name in ("add_u32", "add_i32", "sub_u32", "sub_i32")},
+    "s_mul_i32": _scalar_sum(False),
     "s_lshl_b32": _scalar_shift(True),
     "s_lshr_b32": _scalar_shift(False),
     "s_and_saveexec_b64": _save_exec_and,
