@@ -1,4 +1,11 @@
-"""MLA decode for AMD GPUs from numpy arrays: see `decode`, the quantizers of `formats`, and `open_device`."""
+"""MLA decode for AMD GPUs from numpy arrays.
+
+decode                         attention of a batch of requests over their KV cache: numpy arrays in, numpy arrays out
+quantize_mxfp4, quantize_fp8   make the smaller caches, as MXFP4 and FP8 records, which also wrap bytes that exist already
+merge                          join the results of disjoint parts of a cache
+open_device                    a GPU, or the emulator that runs the same kernels where there is none; memory, streams and launches on it
+reference                      the mathematics in float64
+"""
 
 from . import reference
 from .decode import decode
@@ -7,6 +14,8 @@ from .errors import DeviceError, KernelFault, UnknownInstruction, UnsupportedArc
 from .formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
 from .merge import merge
 
+__version__ = "0.1.0"
+
 __all__ = [
     "FP8",
     "MXFP4",
@@ -14,6 +23,7 @@ __all__ = [
     "KernelFault",
     "UnknownInstruction",
     "UnsupportedArch",
+    "__version__",
     "decode",
     "merge",
     "open_device",

@@ -65,19 +65,22 @@ class Accuracy:
     rounding_error  of the exact result rounded to bf16
     lse_error       absolute, in nats
     lse_limit       what is promised of it
+    nan_in_both     bool: rows that hold NaN, in out or lse, here and in the exact result; where they do so in the same places, no error is seen
     """
 
     kernel_error: np.ndarray
     rounding_error: np.ndarray
     lse_error: np.ndarray
     lse_limit: np.ndarray
+    nan_in_both: np.ndarray
 
     @classmethod
     def of(cls, out: np.ndarray, lse: np.ndarray, exact_out: np.ndarray, exact_lse: np.ndarray) -> Accuracy:
         """out [total_q, num_heads, 512], lse [total_q, num_heads], and the exact two in float64."""
         rounded = np.asarray(exact_out).astype(ml_dtypes.bfloat16)
         limit = np.maximum(LSE_ABSOLUTE, LSE_RELATIVE * np.abs(np.where(np.isfinite(exact_lse), exact_lse, 0.0)))
-        return cls(row_errors(out, exact_out), row_errors(rounded, exact_out), lse_errors(lse, exact_lse), limit)
+        nan, exact_nan = (np.isnan(each_out).any(axis=-1) | np.isnan(each_lse) for each_out, each_lse in ((out, lse), (exact_out, exact_lse)))
+        return cls(row_errors(out, exact_out), row_errors(rounded, exact_out), lse_errors(lse, exact_lse), limit, nan & exact_nan)
 
     @property
     def kernel_limit(self) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,12 @@ import ml_dtypes
 import numpy as np
 
 from .batch import QK_WIDTH
-from .formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
+from .formats import FP8, MXFP4, UNREADABLE, quantize_fp8, quantize_mxfp4, why_unreadable
 
 REQUIRED = ("q", "kv", "sm_scale")
 OPTIONAL = ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "page_size", "block_table", "kv_lens", "causal")
+# How the two kinds of file begin. numpy would take anything else for a pickle, and advise to allow that.
+_NPY, _ZIP = b"\x93NUMPY", b"PK"
 CACHE_FORMATS = ("bf16", "fp8_e4m3fn", "fp8_e4m3fnuz", "mxfp4")
 
 
@@ -43,20 +44,15 @@ def load_array(path: str | os.PathLike[str]) -> np.ndarray:
     return as_floats(os.fspath(path), array)
 
 
-def load_record(path: str | os.PathLike[str]) -> FP8 | MXFP4:
-    """What `save` of either record wrote. Raises OSError, or ValueError if it is no such file."""
-    arrays = _load(path)
-    is_mxfp4 = isinstance(arrays, dict) and str(arrays.get("format")) == "mxfp4"
-    return MXFP4.load(path) if is_mxfp4 else FP8.load(path)
-
-
 def as_floats(name: str, array: np.ndarray) -> np.ndarray:
-    """bfloat16 of uint16 bits; float32 of other floats."""
-    if array.dtype == np.uint16:
-        return array.view(ml_dtypes.bfloat16)
+    """bfloat16 of uint16 bits; float32 of other floats, infinite where they are beyond it."""
+    if array.dtype.newbyteorder("=") == np.uint16:
+        return array.astype(np.uint16, copy=False).view(ml_dtypes.bfloat16)
     if array.dtype.kind != "f":
-        raise ValueError(f"{name} has dtype {array.dtype}; floats, or bfloat16 bits as uint16, are needed")
-    return array.astype(np.float32)
+        advice = " (np.save loses bfloat16: save its .view(np.uint16))" if array.dtype == np.dtype("V2") else ""
+        raise ValueError(f"{name} has dtype {array.dtype}; floats, or bfloat16 bits as uint16, are needed{advice}")
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
 
 
 def quantize(kv: np.ndarray, kv_format: str, *, scale_rule: str = "even", scale: float | None = None) -> np.ndarray | FP8 | MXFP4:
@@ -90,9 +86,11 @@ def made_batch() -> dict[str, Any]:
 
 
 def _load(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | np.ndarray:
-    try:
-        with Path(path).open("rb") as file:
+    with Path(path).open("rb") as file:
+        if not file.peek(len(_NPY)).startswith((_NPY, _ZIP)):
+            raise ValueError(f"{os.fspath(path)}: no npz or npy file")
+        try:
             content = np.load(file, allow_pickle=False)
             return content if isinstance(content, np.ndarray) else dict(content)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{os.fspath(path)}: no npz or npy file of plain arrays ({error})") from None
+        except UNREADABLE as error:
+            raise ValueError(f"{os.fspath(path)}: no npz or npy file of plain arrays ({why_unreadable(error)})") from None

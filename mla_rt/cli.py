@@ -1,7 +1,7 @@
 """The command `mla-rt`.
 
 Exit codes: 0 done; 1 the result breaks its promise, or the emulator found a fault in a kernel; 2 the command, its input or the device is
-not usable; 130 interrupted.
+not usable; 130 interrupted; 141 nobody reads what it prints any more.
 """
 
 from __future__ import annotations
@@ -17,43 +17,60 @@ from typing import Any
 
 import numpy as np
 
-from . import batch_file, probe
+from . import __version__, batch_file, probe, terminal
 from .batch import make_batch
 from .check import check
 from .code_object import CODE_OBJECTS, CodeObject
 from .decode import KV_FORMATS, decode_batch, kernel_name
-from .demo import LEGEND, PROMISE, TABLE_HEAD, complaints, demo, describe, describe_device, table_row
+from .demo import LEGEND, TABLE_HEAD, demo, describe, describe_device, table_row, verdict
 from .device import Device, open_device
 from .errors import DeviceError, KernelFault, UnsupportedArch
+from .formats import load_record
 from .kernel_arguments import ARGUMENTS, make_arguments, read_arguments
 from .occupancy import occupancy
+from .output_file import require_writable, writing
 
-_CLEAR_LINE = "\r\x1b[K"
+BATCH = """\
+A batch is an npz file with the arguments of mla_rt.decode under their names: q, kv and sm_scale; qo_indptr, kv_indptr,
+kv_indices, kv_last_page_len, page_size or block_table, kv_lens; causal. uint16 arrays are bfloat16 bits. To make one:
+  np.savez("batch.npz", q=q.view(np.uint16), kv=kv.view(np.uint16), kv_indptr=kv_indptr, sm_scale=576**-0.5)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with these arguments (None: those of the process). Returns the exit code; argparse itself exits with 2."""
-    options = _parser().parse_args(arguments)
+    """Run the command with these arguments (None: those of the process). Returns the exit code."""
+    terminal.tolerate_any_character()
     try:
-        return int(options.command(options))
+        code = _run(arguments)
+        terminal.flush()
+        return code
+    except BrokenPipeError:
+        return 141
     except KernelFault as fault:
         print(f"mla-rt: kernel fault: {fault}", file=sys.stderr)
         return 1
-    except (OSError, ValueError, TypeError, DeviceError, UnsupportedArch) as error:
-        print(f"mla-rt: {error}", file=sys.stderr)
+    except (OSError, ValueError, TypeError, MemoryError, DeviceError, UnsupportedArch) as error:
+        print(f"mla-rt: {error or 'out of memory'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("mla-rt: interrupted", file=sys.stderr)
         return 130
+    finally:
+        terminal.drop_what_cannot_be_written()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit as end:  # help, the version, or a mistake that argparse has told
+        return int(end.code or 0)
+    return int(options.command(options))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mla-rt", description="MLA decode on AMD GPUs, or on the emulator of one, from numpy arrays.")
+    parser.add_argument("--version", action="version", version=f"mla-rt {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    arrays = (
-        "A batch is an npz file with the arguments of mla_rt.decode under their names: q, kv and sm_scale; qo_indptr, kv_indptr, kv_indices, "
-        "kv_last_page_len, page_size or block_table, kv_lens; causal. uint16 arrays are bfloat16 bits."
-    )
+    arrays = f"{BATCH}\n\nThe table of errors:\n{LEGEND}"
 
     def command(name: str, run: Any, text: str, epilog: str | None = None) -> argparse.ArgumentParser:
         lines = argparse.RawDescriptionHelpFormatter if epilog and "\n" in epilog else argparse.HelpFormatter
@@ -69,28 +86,28 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(splits, type=int, metavar="N", help="parts that each request's tokens are cut into (default: as the device is filled)")
 
     sub = command("decode", _decode, "Decode a batch.", arrays)
-    sub.add_argument("batch", type=Path, help="npz file")
+    sub.add_argument("batch", type=_path, help="npz file")
     cache = sub.add_mutually_exclusive_group()
     cache.add_argument("--kv-format", choices=batch_file.CACHE_FORMATS, default="bf16", help="how the cache is stored for decoding (default: bf16)")
-    cache.add_argument("--kv", type=Path, metavar="kv.npz", help="decode this cache, which `quantize` wrote, in place of the kv of the batch")
+    cache.add_argument("--kv", type=_path, metavar="kv.npz", help="decode this cache, which `quantize` wrote, in place of the kv of the batch")
     sub.add_argument("--check", action="store_true", help="compare with float64; exit code 1 if the promised accuracy is missed")
-    sub.add_argument("-o", "--output", type=Path, metavar="out.npz", help="write out (bfloat16 bits as uint16) and lse (float32)")
+    sub.add_argument("-o", "--output", type=_path, metavar="out.npz", help="write out (bfloat16 bits as uint16) and lse (float32)")
     on_device_split(sub)
     _add_quantizer_options(sub)
 
     sub = command("demo", _demo, "Decode a batch in all three cache formats, compare with float64, and say how exact it was.", arrays)
-    sub.add_argument("batch", type=Path, nargs="?", help="npz file (default: a small batch is made)")
+    sub.add_argument("batch", type=_path, nargs="?", help="npz file (default: a small batch is made)")
     on_device_split(sub)
 
     sub = command("quantize", _quantize, "Quantize an array, block-wise (mxfp4) or with one scale (fp8).")
-    sub.add_argument("input", type=Path, help="npy file: floats [.., width], or bfloat16 bits as uint16")
+    sub.add_argument("input", type=_path, help="npy file: floats [.., width], or bfloat16 bits as uint16")
     sub.add_argument("--to", choices=batch_file.CACHE_FORMATS[1:], required=True, help="the format")
-    sub.add_argument("-o", "--output", type=Path, metavar="kv.npz", required=True)
+    sub.add_argument("-o", "--output", type=_path, metavar="kv.npz", required=True)
     _add_quantizer_options(sub)
 
     sub = command("dequantize", _dequantize, "Write what `quantize` wrote as float32 again.")
-    sub.add_argument("input", type=Path, help="npz file")
-    sub.add_argument("-o", "--output", type=Path, metavar="out.npy", required=True)
+    sub.add_argument("input", type=_path, help="npz file")
+    sub.add_argument("-o", "--output", type=_path, metavar="out.npy", required=True)
 
     sub = command("speed", _speed, "Report how fast a decode is: modelled from exact counts on the emulator, measured on a GPU.")
     for name, kind, default, text in (
@@ -108,11 +125,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_report_options(sub)
 
     sub = command("emulate", _emulate, "Run a kernel of any code object on the emulator and count what it does.", ARGUMENTS)
-    sub.add_argument("code_object", type=Path, metavar="kernel.co", help="gfx950 code object")
+    sub.add_argument("code_object", type=_path, metavar="kernel.co", help="gfx950 code object")
     sub.add_argument("name", metavar="NAME", help="of the kernel")
     sub.add_argument("--grid", type=_three, metavar="X[,Y,Z]", required=True, help="workgroups")
     sub.add_argument("--block", type=_three, metavar="X[,Y,Z]", help="work-items of a workgroup (default: as the code object states)")
-    sub.add_argument("--args", type=Path, metavar="args.toml", help="the kernel's arguments; see below (default: it has none)")
+    sub.add_argument("--args", type=_path, metavar="args.toml", help="the kernel's arguments; see below (default: it has none)")
     sub.add_argument("--dynamic-lds", type=int, metavar="N", default=0, help="bytes of LDS besides the kernel's own")
     sub.add_argument("--timing", choices=("earliest", "latest", "hardware"), default="earliest", help="when loads arrive (default: earliest)")
     sub.add_argument("--checks", choices=("off", "strict"), default="off", help="whether what hardware does not promise is a fault (default: off)")
@@ -124,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
 
     command("info", _info, "Show the devices, the code objects, and what their kernels take of a compute unit.")
     return parser
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the name of a file is empty")
+    return Path(text)
 
 
 def _three(text: str) -> tuple[int, int, int]:
@@ -141,7 +164,7 @@ def _add_report_options(sub: argparse.ArgumentParser) -> None:
         ("--html", "write the report as a page with pictures"),
         ("--trace", "write the timeline of one workgroup for chrome://tracing or Perfetto"),
     ):
-        sub.add_argument(name, type=Path, metavar="FILE", help=text)
+        sub.add_argument(name, type=_path, metavar="FILE", help=text)
 
 
 def _add_quantizer_options(sub: argparse.ArgumentParser) -> None:
@@ -159,11 +182,13 @@ def _stored(options: argparse.Namespace, array: np.ndarray, kv_format: str) -> A
 
 
 def _decode(options: argparse.Namespace) -> int:
-    if options.output is not None and not options.output.parent.is_dir():  # now, not after the decode
-        raise ValueError(f"cannot write {options.output}: No such folder as {options.output.parent}")
+    if options.output is not None:
+        require_writable(options.output, options.batch, options.kv)
+    if options.kv is not None and (options.scale_rule is not None or options.scale is not None):
+        raise ValueError(f"{'--scale' if options.scale_rule is None else '--scale-rule'} is for quantizing; the cache of --kv is quantized already")
     arguments = batch_file.load_batch(options.batch)
     original = arguments["kv"]
-    stored = batch_file.load_record(options.kv) if options.kv is not None else _stored(options, original, options.kv_format)
+    stored = load_record(options.kv) if options.kv is not None else _stored(options, original, options.kv_format)
     if stored.shape != original.shape:  # one would be judged by the other
         raise ValueError(f"{options.kv} holds a cache of shape {stored.shape}, the kv of {options.batch} has shape {original.shape}")
     batch = make_batch(**{**arguments, "kv": stored, "num_splits": options.splits})
@@ -175,16 +200,20 @@ def _decode(options: argparse.Namespace) -> int:
         out, lse = decode_batch(batch, device)
         seconds = time.perf_counter() - begin
     if options.output is not None:
-        with options.output.open("wb") as file:  # a file, not its name: numpy would append .npz to it
+        with writing(options.output), options.output.open("wb") as file:  # a file, not its name: numpy would append .npz to it
             np.savez(file, out=out.view(np.uint16), lse=lse)
-    print(f"done    {kernel}, {batch.cache.nbytes:,} bytes of cache, {seconds:.2f} s{f', written to {options.output}' if options.output else ''}")
+    print(f"done    {kernel}, {batch.cache.nbytes:,} bytes of cache, {seconds:.2f} s", end="")
+    if options.output is not None:
+        print(f", written to {options.output}")
+    else:
+        print("" if options.check else "; the result was neither written (-o) nor checked (--check)")
     if not options.check:
         return 0
     result = check(batch, stored, original, out, lse)
-    print(f"\n{TABLE_HEAD}\n{table_row(batch, result, kernel, seconds)}\n\n{LEGEND}\n")
-    broken = complaints(result)
-    print(*(broken or [f"kept: {PROMISE}"]), sep="\n")
-    return 1 if broken else 0
+    print(f"\n{TABLE_HEAD}\n{table_row(batch, result, kernel, seconds)}\n")
+    kept, lines = verdict({batch.cache.kv_format: result})
+    print(*lines, sep="\n")
+    return 0 if kept else 1
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -195,16 +224,19 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _quantize(options: argparse.Namespace) -> int:
+    require_writable(options.output, options.input)
     array = batch_file.load_array(options.input)
     record = _stored(options, array, options.to)
-    record.save(options.output)
+    with writing(options.output):
+        record.save(options.output)
     print(f"{options.output}: {options.to} {array.shape}, {record.nbytes:,} bytes")
     return 0
 
 
 def _dequantize(options: argparse.Namespace) -> int:
-    values = batch_file.load_record(options.input).dequantize()
-    with options.output.open("wb") as file:
+    require_writable(options.output, options.input)
+    values = load_record(options.input).dequantize()
+    with writing(options.output), options.output.open("wb") as file:
         np.save(file, values)
     print(f"{options.output}: float32 {values.shape}")
     return 0
@@ -217,7 +249,7 @@ def _speed(options: argparse.Namespace) -> int:
 
     numbers = (options.batch, options.kv_len, options.kv_format, options.num_heads, options.q_len, options.num_splits, options.page_size)
     shape = Shape(*numbers)
-    _check_report_folders(options)
+    _check_report_files(options)
     with _opened(options.device) as device:
         if isinstance(device, EmulatorDevice):
             counted = count_decode(shape, device, exact=options.exact)
@@ -236,7 +268,7 @@ def _emulate(options: argparse.Namespace) -> int:
     from .emulator_device import EmulatorDevice
     from .speed import count_launch
 
-    _check_report_folders(options)
+    _check_report_files(options, options.code_object, options.args)
     tables = {} if options.args is None else read_arguments(options.args)
     with _opened("emulator") as device:
         assert isinstance(device, EmulatorDevice)
@@ -267,19 +299,21 @@ def _write_report(options: argparse.Namespace, title: str, launches: Any, tiles:
     if options.json is not None:
         _write_json(options.json, as_json(report, title, tiles, kv_bytes))
     if options.html is not None:
-        options.html.write_text(as_html(report, title, tiles, kv_bytes, timeline(sample)), encoding="utf-8")
+        with writing(options.html):
+            options.html.write_text(as_html(report, title, tiles, kv_bytes, timeline(sample)), encoding="utf-8")
     if options.trace is not None:
         _write_json(options.trace, timeline(sample).chrome_trace())
 
 
 def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, default=dict) + "\n", encoding="utf-8")
+    with writing(path):
+        path.write_text(json.dumps(content, default=dict) + "\n", encoding="utf-8")
 
 
-def _check_report_folders(options: argparse.Namespace) -> None:
+def _check_report_files(options: argparse.Namespace, *inputs: Path | None) -> None:
     for path in (options.json, options.html, options.trace):
-        if path is not None and not path.parent.is_dir():  # now, not after the run
-            raise ValueError(f"cannot write {path}: No such folder as {path.parent}")
+        if path is not None:
+            require_writable(path, *inputs)
 
 
 def _probe(options: argparse.Namespace) -> int:
@@ -306,7 +340,7 @@ def _info(options: argparse.Namespace) -> int:
         except (DeviceError, UnsupportedArch) as error:
             print(f"  {kind:<9} not usable: {error}")
     with open_device("auto") as device:
-        print(f"  auto      takes {device.reason}")
+        print(f"  auto      takes {device.name} ({device.reason})")
     print("\ncode objects")
     paths = sorted(CODE_OBJECTS.glob("*/*.co"))
     if not paths:
@@ -329,7 +363,7 @@ def _opened(kind: Any) -> Iterator[Device]:
     """The device, which shows the progress of long launches where somebody looks: on a terminal."""
     with open_device(kind) as device:
         if hasattr(device, "progress") and sys.stderr.isatty():
-            progress = _Progress()
+            progress = terminal.Progress()
             device.progress = progress
             try:
                 yield device
@@ -337,20 +371,3 @@ def _opened(kind: Any) -> Iterator[Device]:
                 progress.clear()
         else:
             yield device
-
-
-class _Progress:
-    """One line on the terminal, overwritten by the next (the emulator sends a few a second) and gone at the end of each launch."""
-
-    def __init__(self) -> None:
-        self.begin = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if done < total:
-            text = f"  emulating: {done} of {total} workgroups done, {time.monotonic() - self.begin:.0f} s"
-            print(f"{_CLEAR_LINE}{text}", end="", file=sys.stderr, flush=True)
-        else:
-            self.clear()
-
-    def clear(self) -> None:
-        print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from .accuracy import KERNEL_ERROR_FACTOR, KERNEL_ERROR_FLOOR, LSE_ABSOLUTE, LSE_RELATIVE
-from .batch import Batch, make_batch
+from .batch import Batch, counted, make_batch
 from .batch_file import quantize
 from .check import Check, check
 from .decode import KV_FORMATS, decode_batch, kernel_name
@@ -29,13 +29,19 @@ seconds       of the whole call; on the emulator they say nothing of a GPU"""
 def describe(batch: Batch) -> str:
     """One line: requests, queries, tokens."""
     lengths = batch.kv_lens
-    span = f" ({lengths.min()} to {lengths.max()} a request, pages of {batch.page_size})" if len(lengths) else ""
-    return f"{len(lengths)} requests, {len(batch.q)} query tokens × {batch.num_heads} heads, {lengths.sum()} tokens of KV{span}"
+    layout = []
+    if len(lengths) > 1:
+        layout.append(f"{lengths[0]} each" if (lengths == lengths[0]).all() else f"{lengths.min()} to {lengths.max()} a request")
+    if batch.page_size > 1:
+        layout.append(f"pages of {batch.page_size}")
+    queries = f"{counted(len(batch.q), 'query token')} × {counted(batch.num_heads, 'head')}"
+    line = f"{counted(len(lengths), 'request')}, {queries}, {counted(int(lengths.sum()), 'token')} of KV"
+    return f"{line} ({', '.join(layout)})" if layout else line
 
 
 def describe_device(device: Device) -> str:
     """Which device, and why that one."""
-    return textwrap.fill(f"{device.name}; {device.reason}", 140, initial_indent="device  ", subsequent_indent="        ")
+    return f"device  {device.name} ({device.reason})"
 
 
 def demo(arguments: dict[str, Any], source: str, device: Device) -> bool:
@@ -46,19 +52,19 @@ def demo(arguments: dict[str, Any], source: str, device: Device) -> bool:
     print(f"batch   {source}: {describe(batch)}")
     print(f"{describe_device(device)}\n", flush=True)
     print(TABLE_HEAD, flush=True)
-    broken = []
+    results = {}
     for kv_format in formats:
         stored = quantize(original, kv_format)
         batch = make_batch(**{**arguments, "kv": stored})
         begin = time.perf_counter()
         out, lse = decode_batch(batch, device)
         seconds = time.perf_counter() - begin
-        result = check(batch, stored, original, out, lse)
-        print(table_row(batch, result, kernel_name(kv_format, device.arch), seconds), flush=True)
-        broken += [f"{kv_format}: {line}" for line in complaints(result)]
+        results[kv_format] = check(batch, stored, original, out, lse)
+        print(table_row(batch, results[kv_format], kernel_name(kv_format, device.arch), seconds), flush=True)
     print(f"\n{LEGEND}\n")
-    print(*(broken or [f"kept: {PROMISE}"]), sep="\n")
-    return not broken
+    kept, lines = verdict(results)
+    print(*lines, sep="\n")
+    return kept
 
 
 _ROW = "{:<11} {:<22} {:>11} {:>9} {:>9} {:>12} {:>10} {:>8}"
@@ -82,7 +88,19 @@ def table_row(batch: Batch, result: Check, kernel: str, seconds: float) -> str:
     )
 
 
-def complaints(result: Check) -> list[str]:
+def verdict(results: Mapping[str, Check]) -> tuple[bool, list[str]]:
+    """Of the results by kv format: whether PROMISE is kept, and the lines that say so or what is broken."""
+    broken = [f"{kv_format}: {line}" for kv_format, result in results.items() for line in _complaints(result)]
+    lines = []
+    for kv_format, result in results.items():
+        nan = result.accuracy.nan_in_both
+        if nan.any():
+            lines.append(f"{kv_format}: {nan.sum()} of {counted(nan.size, 'row')} (query token, head) hold NaN, here and in float64")
+    compared = not lines or not all(result.accuracy.nan_in_both.all() for result in results.values())
+    return not broken, lines + (broken or [f"kept: {PROMISE}" if compared else "nothing was compared: every row holds NaN"])
+
+
+def _complaints(result: Check) -> list[str]:
     """What of the promise is broken, the worst place of each kind; empty: nothing."""
     accuracy = result.accuracy
     lines = []

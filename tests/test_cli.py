@@ -104,7 +104,7 @@ def test_demo_makes_a_batch_if_none_is_named(capsys, monkeypatch):
     short = {**made, "q": made["q"][:1], "qo_indptr": [0, 1], "kv_indptr": [0, 2], "kv_indices": made["kv_indices"][:2], "kv_last_page_len": [3]}
     monkeypatch.setattr("mla_rt.batch_file.made_batch", lambda: short)
     code, out, _ = run(capsys, "demo", "--device", "emulator")
-    assert code == 0 and "made here: 1 requests" in out and "kept:" in out
+    assert code == 0 and "made here: 1 request, 1 query token × 16 heads, " in out and "kept:" in out
 
 
 @pytest.mark.parametrize(("to", "record", "error"), [("mxfp4", MXFP4, 0.2), ("fp8_e4m3fn", FP8, 0.05), ("fp8_e4m3fnuz", FP8, 0.05)])
@@ -176,6 +176,8 @@ def written(tmp_path, name, content):
         ({"sm_scale": None}, "lacks sm_scale"),
         ({"kv_indice": np.arange(2)}, "unknown array kv_indice; known are q, kv"),
         ({"q": np.zeros((2, 16, 576), np.int64)}, "q has dtype int64"),
+        ({"q": np.zeros((2, 16, 576), ml_dtypes.bfloat16)}, "are needed (np.save loses bfloat16: save its .view(np.uint16))"),
+        ({"q": np.array([None])}, "it holds Python objects"),
         ({"q": np.zeros((2, 16, 512), np.float32)}, "q has shape (2, 16, 512)"),
         ({"kv_indptr": np.array([0, 65, 71])}, "kv_indptr ends at 71 pages; kv has 70"),
         ({"page_size": np.array(3)}, "page_size is 3"),
@@ -195,7 +197,7 @@ def test_a_bad_batch_is_one_line(capsys, tmp_path, small_batch, change, message)
         (b"not a zip file", "no npz or npy file"),
         (b"PK\x03\x04 cut off", "no npz or npy file"),
         (np.zeros(3), "a single array"),
-        (np.array([{}]), "no npz or npy file"),
+        (np.array([{}]), "no npz or npy file of plain arrays (it holds Python objects)"),
     ],
 )
 def test_a_file_that_is_no_batch_is_one_line(capsys, tmp_path, content, message):
@@ -218,16 +220,19 @@ def test_bad_options_are_refused(capsys, tmp_path, batch_path):
         (["decode", batch_path, "--scale", "2"], "--scale is for fp8, not for bf16"),
         (["decode", batch_path, "--scale-rule", "ceil", "--kv-format", "fp8_e4m3fn"], "--scale-rule is for mxfp4, not for fp8_e4m3fn"),
         (["decode", batch_path, "--kv-format", "fp8_e4m3fnuz", "--device", "emulator"], "cannot be decoded on gfx950"),
-        (["decode", batch_path, "--kv", batch_path], "its format is ''"),
+        (["decode", batch_path, "--kv", batch_path], "holds no array 'format', which names the format; expected 'mxfp4' or 'fp8_e4m3fn' or"),
         (["decode", batch_path, "--kv", rows], "not a readable npz file"),
         (["decode", batch_path, "--kv", tmp_path / "other.npz"], "holds a cache of shape (80, 576)"),
+        (["decode", batch_path, "--kv", tmp_path / "other.npz", "--scale", "2"], "--scale is for quantizing"),
+        (["decode", batch_path, "--kv", tmp_path / "other.npz", "--scale-rule", "even"], "--scale-rule is for quantizing"),
         (["decode", batch_path, "--kv", tmp_path / "other.npz", "--kv-format", "mxfp4"], "not allowed with argument"),
         (["quantize", rows, "--to", "mxfp4"], "required: -o"),
         (["quantize", rows, "--to", "fp8_e4m3fn", "--scale", "-1", "-o", output], "scale is -1.0"),
         (["quantize", rows, "--to", "mxfp4", "--scale", "1", "-o", output], "--scale is for fp8"),
         (["quantize", batch_path, "--to", "mxfp4", "-o", output], "one array in an npy file is needed"),
         (["dequantize", rows, "-o", output], "not a readable npz file"),
-        (["decode", batch_path, "-o", tmp_path / "no" / "such", "--device", "emulator"], "No such folder"),
+        (["decode", ""], "argument batch: the name of a file is empty"),
+        (["decode", batch_path, "-o", ""], "argument -o/--output: the name of a file is empty"),
     ]:
         code, _, err = run(capsys, *arguments)
         assert code == 2 and message in err and "Traceback" not in err, arguments

@@ -31,12 +31,12 @@ LAYERS = {
     "decode": {"errors", "formats", "plan", "batch", "merge", "code_object", "device"},
 }
 # The command line stands on all of these, but reaches a backend through device.py only; nothing below knows of it.
-COMMAND = {"kernel_arguments", "accuracy", "occupancy", "batch_file", "check", "demo", "probe", "cli", "__main__"}
+COMMAND = {"kernel_arguments", "accuracy", "occupancy", "output_file", "terminal", "batch_file", "check", "demo", "probe", "cli", "__main__"}
 PUBLIC = LAYERS.keys() - {"emulator", "hip_device", "emulator_device"}
 # The speed-of-light model reads the emulator's counts; it is loaded by the commands that need it.
 SPEED = {"speed_rates", "speed_model", "speed_report", "speed_timeline", "speed_html", "speed"}
 LAYERS |= {unit: PUBLIC | SPEED - {unit} | {"occupancy", "emulator", "emulator_device"} for unit in SPEED}
-LAYERS |= {unit: PUBLIC | COMMAND - {unit, "__main__"} for unit in COMMAND} | {"__init__": PUBLIC}
+LAYERS |= {unit: PUBLIC | (COMMAND | {"__init__"}) - {unit, "__main__"} for unit in COMMAND} | {"__init__": PUBLIC}
 # device.py opens these by name when asked to, and not before.
 LAZY = {("device", "hip_device"), ("device", "emulator_device")}
 THIRD_PARTY = {"numpy", "ml_dtypes"}

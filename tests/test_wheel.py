@@ -91,6 +91,9 @@ def test_installed_command_runs_with_no_compiler(venv: Path, tmp_path: Path) -> 
     assert run(python, "-c", unwanted, cwd=tmp_path, **environment).strip() == "[]"
     assert str(venv) in run(python, "-c", "import mla_rt; print(mla_rt.__file__)", cwd=tmp_path, **environment)
 
+    version = run(python, "-c", "import importlib.metadata as m, mla_rt; print(mla_rt.__version__, m.version('mla-rt'))", cwd=tmp_path, **environment)
+    assert len(set(version.split())) == 1 and run(command, "--version", cwd=tmp_path, **environment) == f"mla-rt {version.split()[0]}\n"
+
     info = run(command, "info", cwd=tmp_path, **environment)
     assert all(stem in info for stem in KERNELS)
 
