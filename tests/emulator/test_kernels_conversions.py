@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from asm import instructions_of
+from compiled import compiled_module
 
-from build_kernels import compile_with_ziglang
 from mla_rt.device import Module
 from mla_rt.emulator.convert import VOP1_CONVERT, VOP3_CONVERT
 from mla_rt.emulator.vector_float import FLOAT_VOP1, FLOAT_VOP3
 
-SOURCE = Path(__file__).parent.parent / "kernels" / "conversions.hip"
 LANES = 64
 BF16 = ml_dtypes.bfloat16
 WIDE: dict[str, type] = {"f32": np.float32, "f16": np.float16, "bf16": BF16}
@@ -32,13 +30,7 @@ A_LANE = {"fp8": 4, "bf8": 4, "fp6": 32, "bf6": 32, "fp4": 8}  # elements
 SCALES = (1.0, 0.125, 64.0)
 
 
-@pytest.fixture(scope="module")
-def module(emulator_device, tmp_path_factory) -> Iterator[Module]:
-    output = tmp_path_factory.mktemp("conversions") / "conversions.co"
-    compile_with_ziglang(SOURCE, output, "gfx950")
-    loaded = emulator_device.load(output)
-    yield loaded
-    loaded.close()
+module = compiled_module("conversions")
 
 
 def convert(module: Module, name: str, source: np.ndarray, nbytes: int, **values: Any) -> np.ndarray:

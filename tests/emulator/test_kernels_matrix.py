@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from asm import instructions_of
+from compiled import FOLDER, compiled_module
 
-from build_kernels import compile_with_ziglang
-from mla_rt.device import Module
 from mla_rt.emulator.mfma import MFMA, MFMA_SCALED
 
-SOURCE = Path(__file__).parent.parent / "kernels" / "matrix.hip"
 STEPS = 3
 LANES = 64
 # Items of each type: numpy or ml_dtypes type and bits.
@@ -130,17 +126,11 @@ def result_of(product: Product, raw: np.ndarray) -> np.ndarray:
     return matrix
 
 
-@pytest.fixture(scope="module")
-def module(emulator_device, tmp_path_factory) -> Iterator[Module]:
-    output = tmp_path_factory.mktemp("matrix") / "matrix.co"
-    compile_with_ziglang(SOURCE, output, "gfx950")
-    loaded = emulator_device.load(output)
-    yield loaded
-    loaded.close()
+module = compiled_module("matrix")
 
 
 NAMES = tuple(
-    [f"product_{name}" for name in re.findall(r"^PRODUCT\((\w+),", SOURCE.read_text(), re.MULTILINE)]
+    [f"product_{name}" for name in re.findall(r"^PRODUCT\((\w+),", (FOLDER / "matrix.hip").read_text(), re.MULTILINE)]
     + [f"{kind}_{shape}_{a}_{b}" for kind in ("product", "scaled") for shape in ("16x16x128", "32x32x64") for a in range(5) for b in range(5)]
 )
 

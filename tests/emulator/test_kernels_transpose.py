@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 from asm import instructions_of
+from compiled import compiled_module
 
-from build_kernels import compile_with_ziglang
-from mla_rt.device import Module
-
-SOURCE = Path(__file__).parent.parent / "kernels" / "transpose.hip"
 COLUMNS = 16
 BYTES_A_LANE = {4: 8, 6: 12, 8: 8, 16: 8}  # by bits of an element
 
 
-@pytest.fixture(scope="module")
-def module(emulator_device, tmp_path_factory) -> Iterator[Module]:
-    output = tmp_path_factory.mktemp("transpose") / "transpose.co"
-    compile_with_ziglang(SOURCE, output, "gfx950")
-    loaded = emulator_device.load(output)
-    yield loaded
-    loaded.close()
+module = compiled_module("transpose")
 
 
 def as_bytes(matrix: np.ndarray, bits: int) -> np.ndarray:
