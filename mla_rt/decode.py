@@ -101,22 +101,22 @@ def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class PreparedDecode:
-    """A batch on the device, ready to run. kernel: name of the decode kernel; work_list: what its launches do."""
+    """A batch on the device, ready to run. kernel: name of the decode kernel; work_list: what its launch does."""
 
     kernel: str
     work_list: WorkList
-    _launches: tuple[Callable[[], None], ...]
+    _launch: Callable[[], None] | None
     _out: Buffer
     _lse: Buffer
     _shape: tuple[int, int]
 
     def launch(self) -> None:
-        """Queue the launches; again if called again."""
-        for launch in self._launches:
-            launch()
+        """Queue the launch; again if called again. Without query tokens there is nothing to launch."""
+        if self._launch is not None:
+            self._launch()
 
     def results(self) -> tuple[np.ndarray, np.ndarray]:
-        """Wait for the launches; out and lse as `decode` returns them."""
+        """Wait for the launch; out and lse as `decode` returns them."""
         out_bits = self._out.download((*self._shape, KV_LORA_RANK), np.uint16)
         return out_bits.view(ml_dtypes.bfloat16), self._lse.download(self._shape, np.float32)
 
@@ -150,46 +150,31 @@ def prepared_decode(batch: Batch, device: Device, *, num_cus: int | None = None)
 
         out = allocate(total_q, num_heads, KV_LORA_RANK, itemsize=2)
         lse = allocate(total_q, num_heads, itemsize=4)
-        launches: list[Callable[[], None]] = []
+        launch: Callable[[], None] | None = None
         if len(work_list.work):  # else there are no query tokens, and a grid of no workgroups is an error in HIP
             partial_out = allocate(work_list.num_partials, rows_per_tile, KV_LORA_RANK, itemsize=4)
             partial_lse = allocate(work_list.num_partials, rows_per_tile, itemsize=4)
-            launches.append(
-                partial(
-                    device.launch,
-                    module.kernel(name),
-                    len(work_list.work),
-                    q=upload(batch.q),
-                    kv=upload(batch.cache.rows),
-                    kv_scales=None if batch.cache.scales is None else upload(batch.cache.scales),
-                    qo_indptr=upload(batch.qo_indptr),
-                    kv_indptr=upload(batch.kv_indptr),
-                    kv_indices=upload(batch.kv_indices),
-                    kv_last_page_len=upload(batch.kv_last_page_len),
-                    work=upload(work_list.work),
-                    out=out,
-                    lse=lse,
-                    partial_out=partial_out,
-                    partial_lse=partial_lse,
-                    num_heads=np.int32(num_heads),
-                    page_size_log2=np.int32(batch.page_size.bit_length() - 1),
-                    causal=np.int32(batch.causal),
-                    sm_scale=batch.sm_scale,
-                    kv_scale=batch.cache.kv_scale,
-                )
+            launch = partial(
+                device.launch,
+                module.kernel(name),
+                len(work_list.work),
+                q=upload(batch.q),
+                kv=upload(batch.cache.rows),
+                kv_scales=None if batch.cache.scales is None else upload(batch.cache.scales),
+                qo_indptr=upload(batch.qo_indptr),
+                kv_indptr=upload(batch.kv_indptr),
+                kv_indices=upload(batch.kv_indices),
+                kv_last_page_len=upload(batch.kv_last_page_len),
+                work=upload(work_list.work),
+                out=out,
+                lse=lse,
+                partial_out=partial_out,
+                partial_lse=partial_lse,
+                arrivals=upload(np.zeros(work_list.num_merges, np.uint32)),
+                num_heads=np.int32(num_heads),
+                page_size_log2=np.int32(batch.page_size.bit_length() - 1),
+                causal=np.int32(batch.causal),
+                sm_scale=batch.sm_scale,
+                kv_scale=batch.cache.kv_scale,
             )
-        if len(work_list.merge):
-            combine = resources.enter_context(device.load(code_object_path("mla_combine", device.arch)))
-            launches.append(
-                partial(
-                    device.launch,
-                    combine.kernel("mla_combine"),
-                    (len(work_list.merge), combine.constants["ROWS_PER_TILE"]),  # a workgroup a row
-                    partial_out=partial_out,
-                    partial_lse=partial_lse,
-                    merge=upload(work_list.merge),
-                    out=out,
-                    lse=lse,
-                )
-            )
-        yield PreparedDecode(name, work_list, tuple(launches), out, lse, (total_q, num_heads))
+        yield PreparedDecode(name, work_list, launch, out, lse, (total_q, num_heads))

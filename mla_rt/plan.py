@@ -1,32 +1,44 @@
-"""From the lengths of a batch to the work list of its launches. Pure numpy, O(batch + work), no device.
+"""From the lengths of a batch to the work list of its launch. Pure numpy, O(batch + work), no device.
 
 A request's query rows (row = q_idx * num_heads + head) are cut into row tiles, its tokens into splits. One workgroup takes one row tile
-over one split. A request that is not split writes its result directly; the others write partials that a second launch merges.
+over one split. A request that is not split writes its result directly; the others leave partials, which the last of a row tile's
+workgroups to arrive merges.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 _INT32_MAX = 2**31 - 1
+WORK_WORDS = 8
+
+# The cost model, in units of the time of one tile of tokens: what every workgroup pays (loading its query, storing its result), and what one of several
+# splits pays more (partials out and in again). From instruction counts of the FP8 kernel.
+FIXED_COST, SPLIT_COST = 2, 1
+# Lengths of a split that are tried: these parts of a CU's fair share of all tiles, and those of the longest request.
+_OF_FAIR_SHARE = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.8, 0.84, 0.88, 0.92, 0.96, 1, 1.04, 1.08, 1.15, 1.3)
+_OF_LONGEST = (1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 1)
 
 
 @dataclass(frozen=True)
 class WorkList:
     """What is launched.
 
-    work          [num_work, 5] int32: request_idx, row_begin, kv_begin, kv_end, partial_idx. Rows row_begin.. of the request (at most a tile)
-                  against its tokens kv_begin..kv_end-1; partial_idx is the slot of the partial result, -1: the result is final.
-                  kv_begin == kv_end only for a request without tokens, whose rows are out 0, lse -inf.
-    merge         [num_merges, 4] int32: row_begin (global: q_token * num_heads + head), num_rows, partial_begin, num_splits: the partials
-                  of one row tile lie in consecutive slots in the order of the splits, so that the merge adds in a fixed order
+    work          [num_work, 8] int32, a row a workgroup, the longest first:
+                    request_idx, row_begin, kv_begin, kv_end   rows row_begin.. of the request (at most a tile) against these tokens of it;
+                                                               kv_begin == kv_end only for a request without tokens (out 0, lse -inf)
+                    merge_idx                                  counter of the row tile's arrivals; -1: not split, the result is final
+                    first_partial, split, num_splits           of the row tile: its partials are num_splits slots from first_partial on, in the
+                                                               order of the splits, so that the merge adds in a fixed order; this is number `split`
+    num_merges    row tiles that are split
     num_partials  slots of the partial buffers
     """
 
     work: np.ndarray
-    merge: np.ndarray
+    num_merges: int
     num_partials: int
 
 
@@ -45,7 +57,7 @@ def make_work_list(
     qo_indptr        [batch + 1] integers, prefix sums of query tokens; a request without query tokens gives no work
     kv_lens          [batch] integers >= 0, tokens
     num_splits       k: the tokens of every request are cut evenly at i * kv_len // k (cuts without tokens are dropped);
-                     None: cut in whole tiles such that the work fills `num_cus` compute units
+                     None: cut in whole tiles such that the launch ends first on `num_cus` compute units
     rows_per_tile, tokens_per_tile   of the kernel, from its code object
 
     Raises ValueError if the rows or slots do not fit the int32 of the work list.
@@ -57,7 +69,7 @@ def make_work_list(
     if num_splits is None:
         # Splits end on tile boundaries: a split that starts inside a tile would pay for one more.
         cut_unit = tokens_per_tile
-        splits = _fill_cus(row_tiles, -(-kv_lens // tokens_per_tile), num_cus)
+        splits = _choose_splits(row_tiles, -(-kv_lens // tokens_per_tile), num_cus)
     else:
         # With no more cuts than tokens every cut i * n // k has a token; with more, the non-empty ones are the tokens one by one.
         cut_unit = 1
@@ -70,49 +82,54 @@ def make_work_list(
     if max(num_work, int(num_rows.sum())) > _INT32_MAX:
         raise ValueError(f"{int(num_rows.sum())} query rows and {num_work} pieces of work exceed the limit of {_INT32_MAX} a launch")
 
-    # Row tiles of one split are neighbours: they read the same tokens, which then come from the cache.
     request = np.repeat(np.arange(len(kv_lens)), num_work_of)
     position = np.arange(num_work) - np.repeat(np.cumsum(num_work_of) - num_work_of, num_work_of)
     split, tile = np.divmod(position, row_tiles[request])
-    first_partial = np.cumsum(num_partials_of) - num_partials_of
-    kv_len = kv_lens[request]
-    work = np.empty((num_work, 5), np.int32)
+    num_splits_of, kv_len = splits[request], kv_lens[request]
+    is_split = num_splits_of > 1
+    num_merges_of = np.where(splits > 1, row_tiles, 0)
+    first_merge, first_partial = (np.cumsum(counts) - counts for counts in (num_merges_of, num_partials_of))
+    work = np.empty((num_work, WORK_WORDS), np.int32)
     work[:, 0] = request
     work[:, 1] = tile * rows_per_tile
-    work[:, 2] = np.minimum(split * units[request] // splits[request] * cut_unit, kv_len)
-    work[:, 3] = np.minimum((split + 1) * units[request] // splits[request] * cut_unit, kv_len)
-    work[:, 4] = np.where(splits[request] > 1, first_partial[request] + tile * splits[request] + split, -1)
-
-    num_merges_of = np.where(splits > 1, row_tiles, 0)
-    request = np.repeat(np.arange(len(kv_lens)), num_merges_of)
-    tile = np.arange(len(request)) - np.repeat(np.cumsum(num_merges_of) - num_merges_of, num_merges_of)
-    merge = np.empty((len(request), 4), np.int32)
-    merge[:, 0] = qo_indptr[request] * num_heads + tile * rows_per_tile
-    merge[:, 1] = np.minimum(rows_per_tile, num_rows[request] - tile * rows_per_tile)
-    merge[:, 2] = first_partial[request] + tile * splits[request]
-    merge[:, 3] = splits[request]
-    return WorkList(work, merge, num_partials)
+    work[:, 2] = np.minimum(split * units[request] // num_splits_of * cut_unit, kv_len)
+    work[:, 3] = np.minimum((split + 1) * units[request] // num_splits_of * cut_unit, kv_len)
+    work[:, 4] = np.where(is_split, first_merge[request] + tile, -1)
+    work[:, 5] = np.where(is_split, first_partial[request] + tile * num_splits_of, 0)
+    work[:, 6] = split
+    work[:, 7] = num_splits_of
+    # Workgroups start in this order as CUs become free: the long ones first, so that the short ones fill the gaps at the end. Row tiles of one split
+    # stay neighbours: they read the same tokens, which then come from the cache.
+    longest_first = np.argsort(work[:, 2] - work[:, 3], kind="stable")
+    return WorkList(work[longest_first], int(num_merges_of.sum()), num_partials)
 
 
-def _fill_cus(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) -> np.ndarray:
-    """Splits of each request: the longest split, in tiles, is as short as one workgroup a CU allows.
+def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) -> np.ndarray:
+    """Splits of each request for which the model's launch ends first.
 
-    Where there are more row tiles than CUs, no request is cut into pieces shorter than a CU's fair share of all tiles.
+    All requests are cut by one longest length, so that a request's splits, and its result to the last bit, do not depend on its place in the batch.
     """
+    longest = max(int(kv_tiles.max(initial=1)), 1)
+    fair_share = max(int((row_tiles * kv_tiles).sum()) / num_cus, 1.0)
+    lengths = {min(math.ceil(fair_share * x), longest) for x in _OF_FAIR_SHARE} | {math.ceil(longest * x) for x in _OF_LONGEST}
+    best: tuple[int, np.ndarray] | None = None
+    for length in sorted(lengths, reverse=True):  # of equals the one with the fewest splits
+        splits = np.maximum(-(-kv_tiles // length), 1)
+        end = modelled_end(row_tiles, kv_tiles, splits, num_cus)
+        if best is None or end < best[0]:
+            best = end, splits
+    assert best is not None
+    return best[1]
 
-    def splits_of(longest: int) -> np.ndarray:
-        return np.maximum(-(-kv_tiles // longest), 1)
 
-    total_tiles = int((row_tiles * kv_tiles).sum())
-    fair_share = max(-(-total_tiles // num_cus), 1)
-    if int(row_tiles.sum()) >= num_cus:
-        return splits_of(fair_share)
-    # The number of workgroups falls as the longest split grows; at the longest request it is the number of row tiles, which fits.
-    too_short, fits = fair_share - 1, max(int(kv_tiles.max(initial=0)), fair_share)
-    while fits - too_short > 1:
-        middle = (too_short + fits) // 2
-        if int((row_tiles * splits_of(middle)).sum()) <= num_cus:
-            fits = middle
-        else:
-            too_short = middle
-    return splits_of(fits)
+def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray, num_cus: int) -> int:
+    """When a launch ends, in units of a tile's time, with one workgroup a CU at a time and the longest first (the k-th longest of a round goes to the
+    k-th least loaded CU)."""
+    cost = -(-kv_tiles // splits) + FIXED_COST + SPLIT_COST * (splits > 1)
+    pieces = -np.sort(-np.repeat(cost, row_tiles * splits))
+    loads = np.zeros(num_cus, np.int64)
+    for first in range(0, len(pieces), num_cus):
+        round_of = pieces[first : first + num_cus]
+        loads[: len(round_of)] += round_of
+        loads.sort()
+    return int(loads[-1])

@@ -135,7 +135,7 @@ def test_info_names_devices_and_kernels(capsys):
     code, out, err = run(capsys, "info")
     assert (code, err) == (0, "")
     assert re.search(r"^  emulator +gfx950", out, re.M) and "256 compute units" in out and re.search(r"^  auto +takes ", out, re.M)
-    for name in ("mla_decode_bf16", "mla_decode_fp8_e4m3fn", "mla_decode_mxfp4", "mla_combine"):
+    for name in ("mla_decode_bf16", "mla_decode_fp8_e4m3fn", "mla_decode_mxfp4"):
         assert len(re.findall(rf"^ +{name} +\d+ +\d+ +\d+ +\d+ +\d+ +\d+ +[\d.]+ +\d+ +\w+$", out, re.M)) == 1
 
 

@@ -21,6 +21,8 @@ from tolerance import assert_decoded
 RAGGED = Case(kv_lens=(5, 0, 200, 77), q_lens=(1, 1, 2, 4), page_size=16, num_splits=1)
 SPLIT = RAGGED.but(num_splits=3)
 FULL = RAGGED.but(causal=False)
+LONG = RAGGED.but(kv_lens=(600,), q_lens=(1,))  # more tiles than there are buffers, in every format
+UNEVEN = RAGGED.but(kv_lens=(193, 385), q_lens=(1, 1), num_splits=3)  # the last part is one tile longer than the others
 
 
 @dataclass(frozen=True)
@@ -36,25 +38,33 @@ class Mutation:
     seeds: tuple[int | None, ...] = (None,)
 
 
-def barrier(what: str, before: str) -> Mutation:
-    return Mutation(f"barrier {what}", "mla_decode.hip", before + "lds_barrier();", before, seeds=(0, 1))
+def barrier(what: str, before: str, file: str = "mla_decode.hip", cases: tuple[Case, ...] = (RAGGED,), **options) -> Mutation:
+    return Mutation(f"barrier {what}", file, before + "lds_barrier();", before, cases, seeds=(0, 1), **options)
 
 
+NARROW = {"kv_formats": ("fp8_e4m3fn", "mxfp4")}  # that split the query
+FP8 = {"kv_formats": ("fp8_e4m3fn",)}
 VISIBLE = "causal ? min(kv_end, kv_len - q_len + request_row / num_heads + 1) : kv_end"
-LOW_TERM = "sum = mfma_scaled<{}, E4M3>(k, low[step], sum, {}, LOW_TERM_SCALE);"
 MUTATIONS = (
-    barrier("before a tile is read", "wait_for_memory();\n        "),
-    barrier("before the maxima are read", "logit_max[wave][row] = logit_max;\n        "),
-    barrier("before the weights are read", "store_weights(&lds->weights, weight, row, first_token);\n        "),
+    barrier("before the query's maxima are read", "tile->largest[wave][row] = largest;\n        ", "scores.h", **NARROW),
+    barrier("before the query's terms are read", "codes[t];\n        }\n        ", "scores.h", **NARROW),
+    barrier("before a tile is read", "wait_for_memory();\n        ", cases=(LONG,)),
+    barrier("before the maxima are read", "score_max[wave][row] = score_max;\n        "),
+    barrier("before the weights are read", "sum * exp2(shift) : sum;\n        "),
     barrier("before the sums are read", "weight_sum[wave][row] = wave_sum;\n    "),
+    barrier("before the count of arrivals is read", "*broadcast = atomic_add(arrivals, 1);\n    ", "merge.h", (SPLIT,)),
     Mutation("tail mask", "mla_decode.hip", VISIBLE, "causal ? kv_len - q_len + request_row / num_heads + 1 : kv_end + TOKENS", (FULL,)),
     Mutation("tail mask of a split", "mla_decode.hip", VISIBLE, VISIBLE.replace("min(kv_end, ", "min(kv_end + TOKENS, "), (SPLIT,)),
     Mutation("causal mask", "mla_decode.hip", VISIBLE, "causal ? min(kv_end, kv_len + request_row) : kv_end"),
     Mutation("rescale of the running sum", "softmax.h", "        sum *= factor;\n", ""),
-    Mutation("rescale of the running output", "mla_decode.hip", "output.rescale(softmax.rescale_for(logit_max));", "softmax.rescale_for(logit_max);"),
-    Mutation("weights of the split merge", "mla_combine.hip", "exp2((partial_lse[partial_row] - base) * LOG2_E)", "1.0f", (SPLIT,)),
-    Mutation("last part of the split merge", "mla_combine.hip", "split < num_splits; split++) {", "split < num_splits - 1; split++) {", (SPLIT,)),
-    Mutation("page lookup", "kv_tile.h", "page_indices[token >> page_size_log2]", "token >> page_size_log2"),
+    Mutation("rescale of the running output", "mla_decode.hip", "if (any_lane(factor != 1.0f)) output.rescale(factor);", "(void)factor;"),
+    Mutation("scale of a tile's weights", "output.h", "e4m3_term_scale(t) + exponent", "e4m3_term_scale(t) + 0 * exponent", **FP8),
+    Mutation("scale of a tile's sum", "mla_decode.hip", "sum * exp2(shift) : sum", "sum : sum", **FP8),
+    Mutation("weights of the merge", "merge.h", "exp2((lse_of_split(first + lane) - base) * LOG2_E)", "1.0f", (SPLIT,)),
+    Mutation("last part of the merge", "merge.h", "split < min(first + LANES, num_splits)", "split < min(first + LANES, num_splits - 1)", (SPLIT,)),
+    Mutation("wait for the last to arrive", "merge.h", "!= count - 1) return false;", "!= count - 2) return false;", (UNEVEN,)),
+    Mutation("page lookup", "kv_tile.h", "page_indices[owned >> page_size_log2]", "owned >> page_size_log2"),
+    Mutation("end of a page", "kv_tile.h", " && (token & page_mask()) + count <= page_mask() + 1", "", (RAGGED.but(page_size=4),)),
     Mutation(
         "scale of V in mxfp4",
         "kv_tile.h",
@@ -62,9 +72,9 @@ MUTATIONS = (
         "1.0f",
         kv_formats=("mxfp4",),
     ),
-    Mutation("scale of V in fp8", "mla_decode.hip", "reciprocal_or_zero(sum) * kv_scale", "reciprocal_or_zero(sum)", kv_formats=("fp8_e4m3fn",)),
-    Mutation("low term of the query, fp8", "scores.h", LOW_TERM.format("E4M3", "E8M0_ONE"), "", kv_formats=("fp8_e4m3fn",)),
-    Mutation("low term of the query, mxfp4", "scores.h", LOW_TERM.format("E2M1", "scale"), "", kv_formats=("mxfp4",)),
+    Mutation("scale of V in fp8", "mla_decode.hip", "reciprocal_or_zero(sum) * kv_scale", "reciprocal_or_zero(sum)", **FP8),
+    Mutation("low term of the query", "scores.h", "TERMS = 2, ROW_BYTES", "TERMS = 1, ROW_BYTES", **NARROW),
+    Mutation("low terms of the weights", "output.h", "using Weights = WeightTile<3>;", "using Weights = WeightTile<1>;", **FP8),
 )
 
 
@@ -75,8 +85,7 @@ def test_a_missing_part_is_noticed(mutation, tmp_path, monkeypatch):
     text = (sources / mutation.file).read_text()
     assert text.count(mutation.old) == 1, "the mutation no longer fits the source"
     (sources / mutation.file).write_text(text.replace(mutation.old, mutation.new))
-    for stem in ("mla_decode", "mla_combine"):
-        build_kernels.build(sources / f"{stem}.hip", tmp_path / f"{stem}.co", "gfx950")
+    build_kernels.build(sources / "mla_decode.hip", tmp_path / "mla_decode.co", "gfx950")
     # By module name: the package's attribute `decode` is the function.
     monkeypatch.setattr(importlib.import_module("mla_rt.decode"), "code_object_path", lambda stem, arch: tmp_path / f"{stem}.co")
 
@@ -87,7 +96,7 @@ def test_a_missing_part_is_noticed(mutation, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kv_format", ["bf16", "fp8_e4m3fn", "mxfp4"])
 def test_the_kernels_as_they_are_pass(kv_format):
-    for case in (RAGGED, SPLIT, FULL):
+    for case in (RAGGED, SPLIT, FULL, LONG, UNEVEN):
         assert not is_noticed(case.but(kv_format=kv_format), (None, 0, 1))
 
 

@@ -31,13 +31,15 @@ constexpr int LANES = 64;
 DEVICE i32 thread_idx() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE i32 workgroup_idx() { return __builtin_amdgcn_workgroup_id_x(); }
 DEVICE i32 workgroup_idx_y() { return __builtin_amdgcn_workgroup_id_y(); }
-// The compiler cannot see that threadIdx / 64 is the same in all lanes; said explicitly, it goes to a scalar register.
-DEVICE i32 wave_idx() { return __builtin_amdgcn_readfirstlane(thread_idx() / LANES); }
+// A value that is the same in all lanes, as the compiler cannot see: it goes to a scalar register.
+DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
+DEVICE i32 wave_idx() { return uniform(thread_idx() / LANES); }
 
 // ---- numbers
 DEVICE f32 exp2(f32 x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE f32 log2(f32 x) { return __builtin_amdgcn_logf(x); }
 DEVICE f32 reciprocal(f32 x) { return __builtin_amdgcn_rcpf(x); }
+DEVICE f32 fma(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 DEVICE f32 max(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 DEVICE u32 max(u32 a, u32 b) { return a > b ? a : b; }
 DEVICE i32 min(i32 a, i32 b) { return a < b ? a : b; }
@@ -62,6 +64,7 @@ DEVICE i64 shuffle(i64 value, i32 lane) {
     const u32 low = u32(shuffle(i32(value), lane)), high = u32(shuffle(i32(value >> 32), lane));
     return i64(u64(high) << 32 | low);
 }
+DEVICE bool any_lane(bool condition) { return __builtin_amdgcn_ballot_w64(condition) != 0; }
 // What op makes of the four lanes that are equal modulo 16; all four get it. Order: (l, l^16) first, then the halves.
 template <class Op> DEVICE u32 reduce_over_lane_groups(u32 value, Op op) {
     auto rows = __builtin_amdgcn_permlane16_swap(value, value, false, false);
@@ -82,6 +85,16 @@ DEVICE f32 sum_over_lane_groups(f32 value) {
 DEVICE u32 max_over_lane_groups(u32 value) {
     return reduce_over_lane_groups(value, [](u32 a, u32 b) { return max(a, b); });
 }
+
+DEVICE f32 max_over_wave(f32 value) {
+    const i32 lane = thread_idx() % LANES;
+#pragma unroll
+    for (i32 distance = 1; distance < 16; distance *= 2)
+        value = max(value, __builtin_bit_cast(f32, shuffle(__builtin_bit_cast(i32, value), lane ^ distance)));
+    return max_over_lane_groups(value);
+}
+// `value` of lane `lane`, which is the same in all lanes.
+DEVICE f32 value_of_lane(f32 value, i32 lane) { return __builtin_bit_cast(f32, __builtin_amdgcn_readlane(__builtin_bit_cast(i32, value), lane)); }
 
 // ---- matrix instructions, 16 x 16 results
 // A: lane l holds row l % 16; B: lane l holds column l % 16. Result: lane l, item r is row 4 * (l / 16) + r, column l % 16.
@@ -142,6 +155,12 @@ DEVICE void lds_barrier() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
+// Between workgroups, which may be on different XCDs with an L2 each. Release: this wave's stores before are visible to the whole device to whoever
+// sees, and acquires after, an atomic of this workgroup that comes after it.
+DEVICE void release_to_device() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent"); }
+DEVICE void acquire_from_device() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent"); }
+DEVICE u32 atomic_add(u32* target, u32 value) { return __hip_atomic_fetch_add(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+DEVICE void atomic_store(u32* target, u32 value) { __hip_atomic_store(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 // Transposed read: in each group of 16 lanes, lanes 4j .. 4j+3 give the address of 16 elements of row j, four each; lane t gets column t.
 DEVICE vec<bf16, 4> ds_read_transposed(const LDS u8* address) { return __builtin_amdgcn_ds_read_tr16_b64_v4bf16((LDS vec<bf16, 4>*)address); }
 // The same for 8-, 6- and 4-bit elements, in 8, 12 and 8 bytes a lane: number the elements of a group of 16 lanes in lane order; lane t gets

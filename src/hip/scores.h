@@ -1,21 +1,35 @@
-// QK: the query rows as matrix operands, and the scores of a wave's 16 tokens against them.
+// QK: the query rows as matrix operands, and the scores of 16 tokens against them.
 //
 // Scores come as K * Q^T: a lane's four scores are tokens 4 * (lane / 16) .. + 3 of one query row, lane % 16, so that a row's softmax needs
 // only the lanes that are equal modulo 16.
 #pragma once
 #include "kv_tile.h"
 
+// The operand of one K = 128 step from a row of 576 8-bit numbers in LDS; 0 past the row's end.
+DEVICE vec<i32, 8> load_8bit_operand(const LDS u8* row, i32 step, i32 group) {
+    vec<i32, 8> operand = {};
+#pragma unroll
+    for (i32 half = 0; half < 2; half++) {
+        const i32 column = step * MX_K + mfma_k_of_8bit(group, half);
+        if (column >= QK_COLUMNS) continue;
+        const auto four = *(const LDS vec<i32, 4>*)(row + column);
+#pragma unroll
+        for (i32 n = 0; n < 4; n++) operand[half * 4 + n] = four[n];
+    }
+    return operand;
+}
+
 // bf16: q as it is.
 template <class Format> struct Query {
     static constexpr int K = 32, STEPS = QK_COLUMNS / K;
     vec<bf16, 8> part[STEPS];
 
-    // `q`: this lane's query row, 576 bf16; `group` = lane / 16.
-    DEVICE_MEMBER void load(const bf16* q, i32 group) {
+    // `q`: the query row of this lane, lane % 16, 576 bf16.
+    template <class Tile> DEVICE_MEMBER void load(Tile*, const bf16* q, i32, i32 lane) {
 #pragma unroll
-        for (i32 step = 0; step < STEPS; step++) part[step] = *(const vec<bf16, 8>*)(q + step * K + group * 8);
+        for (i32 step = 0; step < STEPS; step++) part[step] = *(const vec<bf16, 8>*)(q + step * K + lane / 16 * 8);
     }
-    // `token`: this lane's token in the tile.
+    // `token`: this lane's token in the tile; `group` = lane / 16.
     DEVICE_MEMBER vec<f32, 4> scores(const LDS KvTile<Bf16>* tile, i32 token, i32 group) const {
         vec<f32, 4> sum = {};
 #pragma unroll
@@ -31,56 +45,80 @@ template <class Format> struct Query {
 // FP8 matrix instructions take E4M3 operands, 4 significant bits; a bf16 number has 8. With power-of-two scales it is exactly the sum of a
 // high E4M3 term and a low one 16 times finer (elements below 2^-14 of their row's largest aside), so two FP8 products give the very
 // scores of the bf16 query.
-constexpr u32 HIGH_TERM_SCALE = E8M0_ONE, LOW_TERM_SCALE = E8M0_ONE - 4;
-constexpr f32 LOW_TERM_GAIN = 16.0f;
+//
+// The waves split the rows together, a chunk of 16 columns a lane at a time, and pass the terms round through LDS.
+struct QueryTile {
+    static constexpr int TERMS = 2, ROW_BYTES = QK_COLUMNS + 16;  // padded against bank conflicts
+    alignas(16) u8 term[TERMS][ROWS * ROW_BYTES];
+    u32 largest[NUM_WAVES][ROWS];
+};
 
 struct SplitQuery {
     static constexpr int STEPS = (QK_COLUMNS + MX_K - 1) / MX_K;  // the last one is half empty: its operands are 0 there
-    vec<i32, 8> high[STEPS], low[STEPS];
+    vec<i32, 8> term[QueryTile::TERMS][STEPS];
     f32 row_scale;
 
     DEVICE_MEMBER f32 scale() const { return row_scale; }
 
-    DEVICE_MEMBER void load(const bf16* q, i32 group) {
-        // bf16 of one sign order as integers do.
-        u32 largest = 0;
+    // `q`: the query row of this lane, lane % 16, 576 bf16.
+    DEVICE_MEMBER void load(LDS QueryTile* tile, const bf16* q, i32 wave, i32 lane) {
+        const i32 row = lane % ROWS, group = lane / ROWS;
+        constexpr int CHUNK = 16, CHUNKS = QK_COLUMNS / CHUNK, AT_ONCE = NUM_THREADS / ROWS, ROUNDS = (CHUNKS + AT_ONCE - 1) / AT_ONCE;
+        const i32 first_chunk = wave * (LANES / ROWS) + group;
+
+        vec<u32, 4> pairs[ROUNDS][2];  // bf16 numbers, two each
+        u32 largest = 0;               // bf16 of one sign order as integers do
 #pragma unroll
-        for (i32 half_step = 0; half_step < 2 * STEPS; half_step++)
+        for (i32 round = 0; round < ROUNDS; round++) {
+            const i32 column = min(first_chunk + round * AT_ONCE, CHUNKS - 1) * CHUNK;
 #pragma unroll
-            for (i32 n = 0; n < 8; n++) {
-                const u32 pair = load_pair(q, group, half_step, n);
-                largest = max(max(largest, (pair << 16) & 0x7fffffff), pair & 0x7fff0000);
+            for (i32 half = 0; half < 2; half++) {
+                pairs[round][half] = *(const vec<u32, 4>*)(q + column + half * 8);
+#pragma unroll
+                for (i32 n = 0; n < 4; n++)
+                    largest = max(max(largest, (pairs[round][half][n] << 16) & 0x7fffffff), pairs[round][half][n] & 0x7fff0000);
             }
+        }
         largest = max_over_lane_groups(largest);
-        // 2^ceil(log2(largest / 448)): 448 = 1.75 * 2^8, so a mantissa above 1.75 carries into the exponent. Scale and inverse
-        // stay normal numbers.
+        if (group == 0) tile->largest[wave][row] = largest;
+        lds_barrier();
+#pragma unroll
+        for (i32 w = 0; w < NUM_WAVES; w++) largest = max(largest, tile->largest[w][row]);
+        // 2^ceil(log2(largest / 448)): 448 = 1.75 * 2^8, so a mantissa above 1.75 carries into the exponent. Scale and inverse stay normal numbers.
         const i32 exponent = clamp(i32((largest + 0x1fffff) >> 23) - 8, 1, 253);
         row_scale = __builtin_bit_cast(f32, exponent << 23);
         const f32 inverse = __builtin_bit_cast(f32, (254 - exponent) << 23);
+
 #pragma unroll
-        for (i32 half_step = 0; half_step < 2 * STEPS; half_step++)
+        for (i32 round = 0; round < ROUNDS; round++) {
+            const i32 chunk = first_chunk + round * AT_ONCE;
+            if (chunk >= CHUNKS) continue;
+            vec<u32, 4> codes[QueryTile::TERMS];
 #pragma unroll
             for (i32 n = 0; n < 4; n++) {
-                const u32 first = load_pair(q, group, half_step, 2 * n), second = load_pair(q, group, half_step, 2 * n + 1);
-                const f32 x0 = from_bf16(first << 16) * inverse, x1 = from_bf16(first & 0xffff0000) * inverse;
-                const f32 x2 = from_bf16(second << 16) * inverse, x3 = from_bf16(second & 0xffff0000) * inverse;
-                const u32 four = e4m3_from_f32_high(x2, x3, e4m3_from_f32(x0, x1));
-                const auto h01 = f32_from_e4m3<false>(four), h23 = f32_from_e4m3<true>(four);
-                const u32 rest = e4m3_from_f32((x0 - h01[0]) * LOW_TERM_GAIN, (x1 - h01[1]) * LOW_TERM_GAIN);
-                high[half_step / 2][half_step % 2 * 4 + n] = i32(four);
-                low[half_step / 2][half_step % 2 * 4 + n] =
-                    i32(e4m3_from_f32_high((x2 - h23[0]) * LOW_TERM_GAIN, (x3 - h23[1]) * LOW_TERM_GAIN, rest));
+                const u32 first = pairs[round][n / 2][n % 2 * 2], second = pairs[round][n / 2][n % 2 * 2 + 1];
+                vec<f32, 4> rest = vec<f32, 4>{from_bf16(first << 16), from_bf16(first), from_bf16(second << 16), from_bf16(second)} * inverse;
+#pragma unroll
+                for (i32 t = 0; t < QueryTile::TERMS; t++) {
+                    codes[t][n] = e4m3_from_f32_high(rest[2], rest[3], e4m3_from_f32(rest[0], rest[1]));
+                    const auto t01 = f32_from_e4m3<false>(codes[t][n]), t23 = f32_from_e4m3<true>(codes[t][n]);
+                    rest = (rest - vec<f32, 4>{t01[0], t01[1], t23[0], t23[1]}) * E4M3_TERM_GAIN;
+                }
             }
+#pragma unroll
+            for (i32 t = 0; t < QueryTile::TERMS; t++) *(LDS vec<u32, 4>*)(tile->term[t] + row * QueryTile::ROW_BYTES + chunk * CHUNK) = codes[t];
+        }
+        lds_barrier();
+#pragma unroll
+        for (i32 t = 0; t < QueryTile::TERMS; t++)
+#pragma unroll
+            for (i32 step = 0; step < STEPS; step++) term[t][step] = load_8bit_operand(tile->term[t] + row * QueryTile::ROW_BYTES, step, group);
     }
 
   private:
-    DEVICE_MEMBER static f32 from_bf16(u32 high_half) { return __builtin_bit_cast(f32, high_half); }
+    // The upper half of a dword as bf16; what is below it is cut off.
+    DEVICE_MEMBER static f32 from_bf16(u32 upper) { return __builtin_bit_cast(f32, upper & 0xffff0000); }
     DEVICE_MEMBER static i32 clamp(i32 x, i32 low, i32 high) { return x < low ? low : x > high ? high : x; }
-    // Items 2n and 2n + 1 of this lane's 16 in one half of one step, as two bf16 bit patterns; 0 past the row's end.
-    DEVICE_MEMBER static u32 load_pair(const bf16* q, i32 group, i32 half_step, i32 n) {
-        const i32 column = half_step / 2 * MX_K + mfma_k_of_8bit(group, half_step % 2);
-        return column < QK_COLUMNS ? *(const u32*)(q + column + 2 * n) : 0;
-    }
 };
 
 template <> struct Query<Fp8E4m3fn> : SplitQuery {
@@ -88,18 +126,9 @@ template <> struct Query<Fp8E4m3fn> : SplitQuery {
         vec<f32, 4> sum = {};
 #pragma unroll
         for (i32 step = 0; step < STEPS; step++) {
-            vec<i32, 8> k = {};
+            const auto k = load_8bit_operand(tile->rows + token * Fp8E4m3fn::ROW_BYTES, step, group);
 #pragma unroll
-            for (i32 half = 0; half < 2; half++) {
-                const i32 column = step * MX_K + mfma_k_of_8bit(group, half);
-                if (column < QK_COLUMNS) {
-                    const auto four = *(const LDS vec<i32, 4>*)(tile->rows + token * Fp8E4m3fn::ROW_BYTES + column);
-#pragma unroll
-                    for (i32 n = 0; n < 4; n++) k[half * 4 + n] = four[n];
-                }
-            }
-            sum = mfma_scaled<E4M3, E4M3>(k, high[step], sum, E8M0_ONE, HIGH_TERM_SCALE);
-            sum = mfma_scaled<E4M3, E4M3>(k, low[step], sum, E8M0_ONE, LOW_TERM_SCALE);
+            for (i32 t = 0; t < QueryTile::TERMS; t++) sum = mfma_scaled<E4M3, E4M3>(k, term[t][step], sum, E8M0_ONE, e4m3_term_scale(t));
         }
         return sum;
     }
@@ -120,8 +149,8 @@ template <> struct Query<Mxfp4> : SplitQuery {
             }
             const i32 block = step * (MX_K / MX_BLOCK) + mfma_scale_block(group);
             if (block < Mxfp4::SCALES_PER_ROW) scale = tile->scale_pairs[KvTile<Mxfp4>::scale_offset(token, block)];
-            sum = mfma_scaled<E2M1, E4M3>(k, high[step], sum, scale, HIGH_TERM_SCALE);
-            sum = mfma_scaled<E2M1, E4M3>(k, low[step], sum, scale, LOW_TERM_SCALE);
+#pragma unroll
+            for (i32 t = 0; t < QueryTile::TERMS; t++) sum = mfma_scaled<E2M1, E4M3>(k, term[t][step], sum, scale, e4m3_term_scale(t));
         }
         return sum;
     }

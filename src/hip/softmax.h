@@ -8,22 +8,23 @@ constexpr f32 LN_2 = 0.69314718055994530942f;
 constexpr f32 NO_LOGIT = -3.0e38f;
 constexpr f32 INFINITE = __builtin_inff();
 
-// `max` is kept as a whole number, the maximum rounded up: then every rescale is by a power of two and rounds nothing.
-struct OnlineSoftmax {
-    f32 max = NO_LOGIT;
+// `base` is what weights are relative to: the maximum so far, rounded up to a whole number, so that every rescale is by a power of two and rounds
+// nothing. HEADROOM lowers it: weights then reach up to 2^HEADROOM, where a narrow format wants them.
+template <int HEADROOM> struct OnlineSoftmax {
+    f32 base = NO_LOGIT;
     f32 sum = 0.0f;  // of this lane's own weights only; added over lanes and waves once, at the end
 
-    // Takes in the maximum of new logits; returns the factor for all that was accumulated before.
-    DEVICE_MEMBER f32 rescale_for(f32 logit_max) {
-        const f32 new_max = ::max(max, __builtin_ceilf(logit_max));
-        const f32 factor = exp2(max - new_max);
-        max = new_max;
+    DEVICE_MEMBER static f32 base_for(f32 logit_max) { return max(NO_LOGIT, __builtin_ceilf(logit_max) - HEADROOM); }
+    // Takes in another base; returns the factor for all that was accumulated before.
+    DEVICE_MEMBER f32 rescale_for(f32 other) {
+        const f32 new_base = max(base, other);
+        const f32 factor = exp2(base - new_base);
+        base = new_base;
         sum *= factor;
         return factor;
     }
-    DEVICE_MEMBER f32 weight(f32 logit) const { return exp2(logit - max); }
 };
 
-// Natural log of a sum of exponentials given as 2^max * sum; a sum of nothing is -inf, the identity of the merge.
-DEVICE f32 lse_of(f32 max, f32 sum) { return sum == 0.0f ? -INFINITE : (max + log2(sum)) * LN_2; }
+// Natural log of a sum of exponentials given as 2^base * sum; a sum of nothing is -inf, the identity of the merge.
+DEVICE f32 lse_of(f32 base, f32 sum) { return sum == 0.0f ? -INFINITE : (base + log2(sum)) * LN_2; }
 DEVICE f32 reciprocal_or_zero(f32 sum) { return sum == 0.0f ? 0.0f : reciprocal(sum); }
