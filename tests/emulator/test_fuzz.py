@@ -170,17 +170,16 @@ def damaged(image: bytes, rng: random.Random) -> bytes:
     return bytes(copy)
 
 
-def launch_combine(image: bytes) -> np.ndarray:
-    """Load a code object as mla_combine.co and merge three partials with it."""
+def launch_sample(image: bytes) -> np.ndarray:
+    """Load a code object as kernels/sample.co and run two of its kernels, one with every kind of argument and one with LDS."""
     rng = np.random.default_rng(3)
     with open_device("emulator") as device, device.load(image) as module:
-        partial_out = device.to_device(rng.standard_normal((3, 16, 512)).astype(np.float32))
-        partial_lse = device.to_device(rng.standard_normal((3, 16)).astype(np.float32))
-        merge = device.to_device(np.array([[0, 2, 0, 3]], np.int32))
-        out, lse = device.allocate(2 * 512 * 2), device.allocate(2 * 4)
-        arguments = {"partial_out": partial_out, "partial_lse": partial_lse, "merge": merge, "out": out, "lse": lse}
-        device.launch(module.kernel("mla_combine"), (1, 2), **arguments)
-        return out.download((2, 512), np.uint16)
+        x, y = (device.to_device(rng.standard_normal(512).astype(np.float32)) for _ in range(2))
+        sums, out = device.allocate(512 * 4), device.allocate(512 * 4)
+        numbers = {"n": np.int32(500), "scale": np.float32(3), "flag": np.uint8(1), "shift": np.float64(0.5)}
+        device.launch(module.kernel("scale_add"), 2, x=x, y=y, out=sums, **numbers)
+        device.launch(module.kernel("reverse"), 2, x=sums, out=out)
+        return out.download(512, np.uint32)
 
 
 @pytest.fixture
@@ -189,22 +188,21 @@ def limited(monkeypatch):
     monkeypatch.setattr(emulator_device, "run", functools.partial(run, max_group_instructions=INSTRUCTION_LIMIT))
 
 
-def fates_of_code_objects(seed: int, count: int) -> Counter[str]:
-    image = code_object_path("mla_combine", "gfx950").read_bytes()
-    expected = launch_combine(image)
+def fates_of_code_objects(image: bytes, seed: int, count: int) -> Counter[str]:
+    expected = launch_sample(image)
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     for _ in range(count):
         try:
-            counts["right" if np.array_equal(launch_combine(damaged(image, rng)), expected) else "wrong"] += 1
+            counts["right" if np.array_equal(launch_sample(damaged(image, rng)), expected) else "wrong"] += 1
         except TYPED as error:
             counts[type(error).__name__] += 1
     return counts
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_damaged_code_objects(limited, seed):
-    counts = fates_of_code_objects(seed, NUM_CODE_OBJECTS // 4)
+def test_damaged_code_objects(limited, sample, seed):
+    counts = fates_of_code_objects(sample.read_bytes(), seed, NUM_CODE_OBJECTS // 4)
     assert sum(counts.values()) == NUM_CODE_OBJECTS // 4
     assert min(counts[name] for name in ("right", "wrong", "ValueError", "KernelFault", "UnknownInstruction")) > 0, counts
 
