@@ -155,8 +155,8 @@ DEVICE void lds_barrier() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
-// Between workgroups, which may be on different XCDs with an L2 each. Release: this wave's stores before are visible to the whole device to whoever
-// sees, and acquires after, an atomic of this workgroup that comes after it.
+// Between workgroups, which may be on different XCDs with an L2 each. Release: what this wave has stored, or knows stored by others of its workgroup
+// before a barrier, is visible to whoever sees an atomic of this wave that comes after, and then acquires.
 DEVICE void release_to_device() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent"); }
 DEVICE void acquire_from_device() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent"); }
 DEVICE u32 atomic_add(u32* target, u32 value) { return __hip_atomic_fetch_add(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }

@@ -6,9 +6,13 @@
 // True in all threads of the last of `count` workgroups to call it: what the others stored before is visible to it. `arrivals` is 0 before the
 // first call and after the last; `broadcast` is the workgroup's own.
 DEVICE bool arrives_last(LDS u32* broadcast, u32* arrivals, i32 count, i32 thread) {
-    release_to_device();
+    // Every wave's stores are with the workgroup's L2 before the barrier; one wave then writes that back for all.
+    wait_for_memory();
     lds_barrier();
-    if (thread == 0) *broadcast = atomic_add(arrivals, 1);
+    if (thread == 0) {
+        release_to_device();
+        *broadcast = atomic_add(arrivals, 1);
+    }
     lds_barrier();
     if (uniform(i32(*broadcast)) != count - 1) return false;
     acquire_from_device();
