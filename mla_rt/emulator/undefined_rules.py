@@ -293,6 +293,16 @@ def _of_part(low: int, bits: int, registers: int = 1) -> Rule:
     return rule
 
 
+def _multiply_add_64(sources: Sources) -> Masks:
+    """v_mad_u64_u32, v_mad_i64_i32: sums carry upwards only, so the high half of the addend does not reach the low half of the result. (Compilers
+    leave it undefined where they want a 32-bit result.) Then the carry, a bit for each lane of an SGPR pair."""
+    first, second, addend = sources.codes()[:3]
+    low = (sources.mask(first) | sources.mask(second) | sources.mask(addend)) != 0
+    high = low | (sources.mask(addend, 1) != 0)
+    low, high = (np.broadcast_to(np.where(part, ALL, ZERO), sources.group.mask.shape) for part in (low, high))
+    return [low, high, high, high]
+
+
 # ---- across lanes
 
 
@@ -605,6 +615,8 @@ def _accumulator_move(sources: Sources) -> Masks:
 
 
 _RULES: dict[str, Rule] = {
+    "v_mad_u64_u32": _multiply_add_64,
+    "v_mad_i64_i32": _multiply_add_64,
     "v_mov_b32": _move,
     "v_not_b32": _move,
     "v_accvgpr_write_b32": _move,

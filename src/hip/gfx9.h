@@ -157,7 +157,11 @@ DEVICE void lds_barrier() {
 }
 // Between workgroups, which may be on different XCDs with an L2 each. Release: what this wave has stored, or knows stored by others of its workgroup
 // before a barrier, is visible to whoever sees an atomic of this wave that comes after, and then acquires.
-DEVICE void release_to_device() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent"); }
+DEVICE void release_to_device() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    // Clang 22.1 drops the fence's own wait for buffer_wbl2 where no store of this wave is outstanding.
+    __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0)
+}
 DEVICE void acquire_from_device() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent"); }
 DEVICE u32 atomic_add(u32* target, u32 value) { return __hip_atomic_fetch_add(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEVICE void atomic_store(u32* target, u32 value) { __hip_atomic_store(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
