@@ -28,11 +28,11 @@ class WorkList:
     """What is launched.
 
     work          [num_work, 8] int32, a row a workgroup, the longest first:
-                    request_idx, row_begin, kv_begin, kv_end   rows row_begin.. of the request (at most a tile) against these tokens of it;
-                                                               kv_begin == kv_end only for a request without tokens (out 0, lse -inf)
-                    merge_idx                                  counter of the row tile's arrivals; -1: not split, the result is final
-                    first_partial, split, num_splits           of the row tile: its partials are num_splits slots from first_partial on, in the
-                                                               order of the splits, so that the merge adds in a fixed order; this is number `split`
+                  request_idx, row_begin, kv_begin, kv_end: rows row_begin.. of the request (at most a tile) against these tokens of it;
+                  kv_begin == kv_end only for a request without tokens (out 0, lse -inf);
+                  merge_idx: counter of the row tile's arrivals; -1: not split, the result is final;
+                  first_partial, split, num_splits: the row tile's partials are num_splits slots from first_partial on, in the order of the
+                  splits, so that the merge adds in a fixed order; this one is number `split`
     num_merges    row tiles that are split
     num_partials  slots of the partial buffers
     """
