@@ -60,6 +60,15 @@ def decode(
     Arrays need not be contiguous; what is not is copied. Returns out [total_q, num_heads, 512] bfloat16 and lse [total_q, num_heads] float32,
     the natural log of the sum of exp of the scaled logits. A query that sees no token has out 0, lse -inf.
 
+    Accuracy. Against the exact result on the stored bytes, each (query token, head) has an RMS error of at most 1.5 times that of rounding the
+    exact out to bfloat16, plus 2e-4 of the row's RMS value; lse is within 1e-4 or 2e-5 of its value. That holds for finite q and caches where
+      - the logits are within float32, before they are multiplied by sm_scale and after;
+      - the largest |V| times the number of tokens is within float32;
+      - V does not cancel: out is not smaller than 1e-4 of what the same sum of |V| gives;
+      - with FP8 and MXFP4 caches, no element of q that matters is below 2^-14 of the largest of its row: such an element counts with an absolute
+        error of 2^-23 of the largest. An outlier 2^15 times the rest, on a column where the cache is zero, costs the rest its accuracy.
+    A NaN or infinity in q or in the tokens of a request reaches the results of that request only.
+
     Raises TypeError or ValueError for arguments, before anything is launched; UnsupportedArch for a GPU without code objects; DeviceError for
     a HIP error; KernelFault for a fault that the emulator finds.
     """

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mla_rt.accuracy import Accuracy, lse_errors, row_errors
+from mla_rt import decode
+from mla_rt.accuracy import KERNEL_ERROR_FACTOR, KERNEL_ERROR_FLOOR, LSE_ABSOLUTE, LSE_RELATIVE, Accuracy, lse_errors, row_errors
 from tolerance import assert_decoded, assert_same_bits
 
 INF, NAN = np.inf, np.nan
@@ -110,3 +111,9 @@ def test_shapes_must_agree():
 def test_nothing_to_measure():
     accuracy = Accuracy.of(np.zeros((0, 4, 512)), np.zeros((0, 4)), np.zeros((0, 4, 512)), np.zeros((0, 4)))
     assert accuracy.worst is None and accuracy.promise_kept
+
+
+def test_the_documentation_of_decode_promises_the_same():
+    promise = " ".join(decode.__doc__.split())
+    assert f"at most {KERNEL_ERROR_FACTOR:g} times that of rounding the exact out to bfloat16, plus {KERNEL_ERROR_FLOOR * 1e4:g}e-4 of" in promise
+    assert f"lse is within {LSE_ABSOLUTE * 1e4:g}e-4 or {LSE_RELATIVE * 1e5:g}e-5 of its value" in promise
