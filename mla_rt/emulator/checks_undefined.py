@@ -16,7 +16,8 @@ from .observer import SCC, Observer
 from .shadow import ALL, Shadow, any_set
 from .state import EXEC, LANES, Group, State
 from .transfer import data_register
-from .undefined_rules import Masks, Sources, rule_for
+from .undefined_rules import rule_for
+from .undefined_sources import Masks, Sources
 
 
 class UndefinedValues(Observer):

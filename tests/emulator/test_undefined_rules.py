@@ -66,6 +66,7 @@ v_lshl_add_u32 v40, v1, 3, v2
 v_lshl_add_u32 v40, v1, v2, v3
 v_mad_u64_u32 v[40:41], s[40:41], v1, v2, v[4:5]
 v_mad_u64_u32 v[40:41], s[40:41], v1, s2, v[4:5]
+v_mad_i64_i32 v[40:41], s[40:41], v1, s2, v[4:5]
 v_lshl_add_u64 v[40:41], v[2:3], 3, v[4:5]
 v_add_co_u32 v40, vcc, v1, v2
 v_addc_co_u32 v40, vcc, v1, v2, vcc
