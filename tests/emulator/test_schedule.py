@@ -126,8 +126,8 @@ def test_scratch():
 
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_product_kernels_are_strictly_right_in_every_order(kv_format):
-    """Decode and combine, all completion models, 20 random schedules: no fault, and the same bits."""
-    made = make(Case((130,), kv_format=kv_format, page_size=16, num_splits=2))
+    """Decode and combine, all completion models, 20 random schedules: no fault, and the same bits. Three tiles a workgroup reach all of the loop."""
+    made = make(Case((330,), kv_format=kv_format, page_size=16, num_splits=2))
     with open_device("emulator", checks="strict") as device:
         expected = decode(made, device)
         for timing in TIMINGS:
