@@ -7,7 +7,18 @@ from collections.abc import Callable
 import numpy as np
 
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
-from .operands import FIRST_VGPR, KINDS, Reader, check_scalar_destination, scalar_u32, vector_source
+from .operands import (
+    FIRST_VGPR,
+    KINDS,
+    Reader,
+    check_constant_bus,
+    check_scalar_destination,
+    refuse_modifiers,
+    scalar_u32,
+    vector_source,
+    vgpr_number,
+    vgpr_reader,
+)
 from .state import LANES, Group
 
 _LANE = np.arange(LANES)
@@ -111,7 +122,7 @@ def check_sdwa_select(select: int) -> int:
 def _readfirstlane(encoded: Encoded) -> Run:
     if encoded.encoding != "VOP1":
         raise UnsupportedEncoding("readfirstlane with SDWA or DPP")
-    source = vector_source(encoded.src0, KINDS["u32"], encoded.fields.get("literal"))
+    source = vgpr_reader(vgpr_number(encoded.src0), KINDS["u32"])
     destination = check_scalar_destination(encoded.vdst)
 
     def run(group: Group) -> None:
@@ -129,7 +140,8 @@ def _lane_number(group: Group, select: np.ndarray) -> np.ndarray:
 
 
 def _readlane(encoded: Encoded) -> Run:
-    source, select = vector_source(encoded.src0, KINDS["u32"]), scalar_u32(encoded.src1)
+    refuse_modifiers(encoded, "neg", "abs", "clamp", "omod", "op_sel")
+    source, select = vgpr_reader(vgpr_number(encoded.src0), KINDS["u32"]), scalar_u32(encoded.src1)
     destination = check_scalar_destination(encoded.vdst)
 
     def run(group: Group) -> None:
@@ -140,6 +152,7 @@ def _readlane(encoded: Encoded) -> Run:
 
 
 def _writelane(encoded: Encoded) -> Run:
+    refuse_modifiers(encoded, "neg", "abs", "clamp", "omod", "op_sel")
     source, select, register = scalar_u32(encoded.src0), scalar_u32(encoded.src1), encoded.vdst
 
     def run(group: Group) -> None:
@@ -155,7 +168,10 @@ def _permlane_swap(mnemonic: str, row: int) -> Row:
     def bind(encoded: Encoded) -> Run:
         if encoded.encoding not in ("VOP1", "VOP3"):
             raise UnsupportedEncoding(f"{mnemonic} with SDWA or DPP")
-        first, second = encoded.vdst, encoded.src0 - FIRST_VGPR
+        refuse_modifiers(encoded, "neg", "abs", "clamp", "omod")
+        if encoded.fields.get("op_sel", 0) > 3:  # fetch-inactive and bound_ctrl, which say nothing while EXEC is full
+            raise UnsupportedEncoding(f"op_sel {encoded.op_sel:#x}")
+        first, second = encoded.vdst, vgpr_number(encoded.src0)
         shape = (-1, LANES // (2 * row), 2, row)
 
         def run(group: Group) -> None:
@@ -171,7 +187,9 @@ def _permlane_swap(mnemonic: str, row: int) -> Row:
 
 
 def _swap(encoded: Encoded) -> Run:
-    first, second = encoded.vdst, encoded.src0 - FIRST_VGPR
+    if encoded.encoding != "VOP1":
+        raise UnsupportedEncoding("v_swap_b32 with SDWA or DPP")
+    first, second = encoded.vdst, vgpr_number(encoded.src0)
 
     def run(group: Group) -> None:
         old = group.read_vgpr(first).copy()
@@ -185,6 +203,8 @@ def _mbcnt(mnemonic: str, low: bool) -> Row:
     """Count of the mask's bits below this lane, in the low or the high half of the wave, added to src1."""
 
     def bind(encoded: Encoded) -> Run:
+        refuse_modifiers(encoded, "neg", "abs", "clamp", "omod", "op_sel")
+        check_constant_bus(encoded.src0, encoded.src1)
         mask, addend = vector_source(encoded.src0, KINDS["u32"]), vector_source(encoded.src1, KINDS["u32"])
         lane = np.minimum(_LANE, 32) if low else np.maximum(_LANE - 32, 0)
         below = ((np.uint64(1) << lane.astype(np.uint64)) - np.uint64(1)).astype(np.uint32)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .instruction import UnsupportedEncoding
+from .instruction import Encoded, UnsupportedEncoding
 from .state import EXEC, M0, VCC, Group
 
 Reader = Callable[[Group], np.ndarray]
@@ -74,6 +74,11 @@ def _is_sgpr(code: int) -> bool:
     return code <= FLAT_SCRATCH + 1 or code in (VCC, VCC + 1, M0, EXEC, EXEC + 1)
 
 
+def _is_sgpr_pair(code: int) -> bool:
+    """Pairs begin at an even register, here and in every field that names one; m0 begins none."""
+    return code % 2 == 0 and (code <= FLAT_SCRATCH or code in (VCC, EXEC))
+
+
 def scalar_u32(code: int, literal: int | None = None) -> Reader:
     """Reader of a 32-bit scalar operand: uint32 [waves]."""
     if _is_sgpr(code):
@@ -93,7 +98,7 @@ def scalar_u32(code: int, literal: int | None = None) -> Reader:
 
 def scalar_u64(code: int, literal: int | None = None, *, signed: bool = False) -> Reader:
     """Reader of a 64-bit scalar operand: uint64 [waves]. `signed` decides how a literal is widened."""
-    if _is_sgpr(code):
+    if _is_sgpr_pair(code):
         return lambda group: group.read_sgpr64(code)
     constant = constant_bits(code, KINDS["i64" if signed else "u64"], literal)
     if constant is not None:
@@ -106,8 +111,10 @@ def scalar_u64(code: int, literal: int | None = None, *, signed: bool = False) -
 
 
 def vgpr_reader(register: int, kind: Kind, half: int = 0) -> Reader:
-    """Reader of one VGPR (two for 64-bit kinds); `half` chooses the upper 16 bits for 16-bit kinds."""
+    """Reader of one VGPR (two for 64-bit kinds, from an even one on); `half` chooses the upper 16 bits for 16-bit kinds."""
     dtype = kind.dtype
+    if kind.bits == 64:
+        require_even(register)
     if kind.bits == 32:
         if dtype is np.uint32:
             return lambda group: group.read_vgpr(register)
@@ -145,6 +152,36 @@ def vector_source(code: int, kind: Kind, literal: int | None = None, half: int =
     return lambda group: (narrow(group) >> shift).astype(np.uint16)[:, None].view(dtype)
 
 
+def require_even(register: int) -> None:
+    """Tuples of vector registers begin at an even one."""
+    if register % 2:
+        raise UnsupportedEncoding(f"a pair of registers that begins at the odd v{register}")
+
+
+def vgpr_number(code: int) -> int:
+    """The register of a source operand that can only be a vector register."""
+    if code < FIRST_VGPR:
+        raise UnsupportedEncoding(f"operand code {code} where a vector register is needed")
+    return code - FIRST_VGPR
+
+
+def check_constant_bus(*codes: int) -> None:
+    """UnsupportedEncoding if the operands of a vector instruction, vcc among them where it is read unasked, are more than one scalar value.
+
+    An SGPR, vcc, m0, EXEC, or a literal counts as often as it is used once; inline constants do not count.
+    """
+    scalars = {code for code in codes if code <= EXEC + 1 or VCCZ <= code <= SCC or code == LITERAL}
+    if len(scalars) > 1:
+        raise UnsupportedEncoding(f"more than one scalar operand: codes {', '.join(map(str, sorted(scalars)))}")
+
+
+def refuse_modifiers(encoded: Encoded, *names: str) -> None:
+    """UnsupportedEncoding if one of these fields is there and not zero."""
+    for name in names:
+        if encoded.fields.get(name):
+            raise UnsupportedEncoding(f"{name} on an instruction that has none")
+
+
 def source_u32(code: int, literal: int | None = None) -> Reader:
     """Reader of a 32-bit vector source: uint32, broadcastable to [waves, 64]."""
     return vector_source(code, KINDS["u32"], literal)
@@ -157,7 +194,7 @@ def source_u64(code: int, literal: int | None = None) -> Reader:
 
 def mask_source(code: int) -> Reader:
     """Reader of a lane mask operand (an SGPR pair or a constant): bool, broadcastable to [waves, 64]."""
-    if _is_sgpr(code):
+    if _is_sgpr_pair(code):
         return lambda group: group.read_mask(code)
     constant = constant_bits(code, KINDS["i64"], None)
     if constant is None:
@@ -168,6 +205,6 @@ def mask_source(code: int) -> Reader:
 
 def check_scalar_destination(code: int, registers: int = 1) -> int:
     """The SGPR number of a destination code, or UnsupportedEncoding."""
-    if not all(_is_sgpr(code + i) for i in range(registers)):
+    if not (_is_sgpr(code) if registers == 1 else _is_sgpr_pair(code)):
         raise UnsupportedEncoding(f"scalar destination code {code}")
     return code

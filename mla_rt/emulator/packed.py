@@ -13,7 +13,20 @@ import numpy as np
 from . import float_math as fm
 from . import vector_integer as vi
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
-from .operands import FIRST_VGPR, KINDS, Kind, Reader, constant_bits, scalar_u32, vector_source, vgpr_reader
+from .operands import (
+    FIRST_VGPR,
+    KINDS,
+    Kind,
+    Reader,
+    check_constant_bus,
+    constant_bits,
+    refuse_modifiers,
+    require_even,
+    scalar_u32,
+    vector_source,
+    vgpr_number,
+    vgpr_reader,
+)
 from .state import Group
 from .vector_binding import Write, apply_sign_modifiers, result_writer, saturate
 
@@ -25,7 +38,9 @@ def _codes(encoded: Encoded, count: int) -> list[int]:
     present = (1 << count) - 1
     if (encoded.neg | encoded.neg_hi | encoded.op_sel) & ~present:
         raise UnsupportedEncoding("a modifier of an absent operand")
-    return [encoded.src0, encoded.src1, encoded.src2][:count]
+    codes = [encoded.src0, encoded.src1, encoded.src2][:count]
+    check_constant_bus(*codes)
+    return codes
 
 
 def _half_readers(encoded: Encoded, kind: Kind, count: int, select: int, negate: int) -> list[Reader]:
@@ -74,12 +89,15 @@ def _packed16(mnemonic: str, kind_name: str, compute: Callable[..., Array], coun
 def _half_of_pair(code: int, kind: Kind, half: int) -> Reader:
     """One dword of a 64-bit source of packed dwords: a register of the pair, or the low dword of an inline constant."""
     if code >= FIRST_VGPR:
+        require_even(code - FIRST_VGPR)
         return vgpr_reader(code - FIRST_VGPR + half, kind)
     constant = constant_bits(code, kind, None)
     if constant is not None:
         if half and constant:
             raise UnsupportedEncoding("the high dword of an inline constant, which no document defines")
         return vector_source(code, kind)
+    if code % 2:
+        raise UnsupportedEncoding(f"a pair of registers that begins at the odd scalar operand {code}")
     narrow = scalar_u32(code + half)
     return lambda group: narrow(group)[:, None].view(kind.dtype)
 
@@ -99,6 +117,7 @@ def _packed_f32(mnemonic: str, compute: Callable[..., Array], count: int = 2) ->
         low = _apply(_pair_readers(encoded, count, encoded.op_sel, encoded.neg), final)
         high = _apply(_pair_readers(encoded, count, encoded.op_sel_hi, encoded.neg_hi), final)
         register, settle = encoded.vdst, encoded.mode.settle(KINDS["f32"])
+        require_even(register)
 
         def run(group: Group) -> None:
             bottom, top = settle(low(group)), settle(high(group))  # both before either is written: sources may be the destination
@@ -114,6 +133,8 @@ def _packed_move(encoded: Encoded) -> Run:
     """The low result from src0, the high one from src1, each from the dword that op_sel names."""
     if encoded.clamp or encoded.neg or encoded.neg_hi:
         raise UnsupportedEncoding("a modifier of pk_mov")
+    check_constant_bus(encoded.src0, encoded.src1)
+    require_even(encoded.vdst)
     kind = KINDS["u32"]
     first, second = _half_of_pair(encoded.src0, kind, encoded.op_sel & 1), _half_of_pair(encoded.src1, kind, encoded.op_sel >> 1 & 1)
     register = encoded.vdst
@@ -172,6 +193,8 @@ def dot2c_f32_f16(a: Array, b: Array, addend: Array) -> Array:
 
 def _dot_float(mnemonic: str, halves: Callable[[Array], tuple[Array, Array]]) -> Row:
     def bind(encoded: Encoded) -> Run:
+        if encoded.op_sel or encoded.op_sel_hi != 7:
+            raise UnsupportedEncoding("op_sel on a dot product")
         codes = _codes(encoded, 3)
         if any(code < FIRST_VGPR and constant_bits(code, KINDS["u32"], None) not in (None, 0) for code in codes[:2]):
             raise UnsupportedEncoding("an inline constant in a packed source of a dot product")
@@ -179,14 +202,12 @@ def _dot_float(mnemonic: str, halves: Callable[[Array], tuple[Array, Array]]) ->
         f32 = KINDS["f32"]
         third = apply_sign_modifiers(vector_source(codes[2], f32), f32, bool(encoded.neg_hi & 4), bool(encoded.neg & 4))
         flip_low, flip_high = ([np.float32(-1 if bits >> i & 1 else 1) for i in range(2)] for bits in (encoded.neg, encoded.neg_hi))
-        select_low, select_high = encoded.op_sel, encoded.op_sel_hi
         write, clamp = result_writer(encoded, f32), bool(encoded.clamp)
 
         def run(group: Group) -> None:
             a, b = halves(first(group)), halves(second(group))
             value = dot2_f32(
-                a[select_low & 1] * flip_low[0], b[select_low >> 1 & 1] * flip_low[1],
-                a[select_high & 1] * flip_high[0], b[select_high >> 1 & 1] * flip_high[1], third(group),
+                a[0] * flip_low[0], b[0] * flip_low[1], a[1] * flip_high[0], b[1] * flip_high[1], third(group),
             )  # fmt: skip
             write(group, encoded.mode.clamp(value) if clamp else value)
 
@@ -211,6 +232,7 @@ def _mix(mnemonic: str, half: int | None) -> Row:
 
     def bind(encoded: Encoded) -> Run:
         codes = [encoded.src0, encoded.src1, encoded.src2]
+        check_constant_bus(*codes)
         value = _apply([source(encoded, i, code) for i, code in enumerate(codes)], fm.fma_f32)
         write = result_writer(encoded, KINDS["f32"]) if half is None else _half_writer(encoded.vdst, half)
         if encoded.clamp:
@@ -235,10 +257,11 @@ def _accvgpr(mnemonic: str, to_accumulator: bool) -> Row:
     """Moves between the two halves of the register file: a[n] is register accum_offset + n."""
 
     def bind(encoded: Encoded) -> Run:
+        refuse_modifiers(encoded, "neg", "neg_hi", "clamp", "op_sel")
         if to_accumulator:
             source, register = vector_source(encoded.src0, KINDS["u32"]), encoded.accum_offset + encoded.vdst
         else:
-            source, register = vgpr_reader(encoded.src0 - FIRST_VGPR + encoded.accum_offset, KINDS["u32"]), encoded.vdst
+            source, register = vgpr_reader(vgpr_number(encoded.src0) + encoded.accum_offset, KINDS["u32"]), encoded.vdst
         return lambda group: group.write_vgpr(register, source(group))
 
     return Row(mnemonic, bind)

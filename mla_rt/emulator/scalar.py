@@ -14,7 +14,7 @@ import numpy as np
 from .branches import BRANCH_SOP1, BRANCH_SOPK, BRANCH_SOPP
 from .indexed import INDEX_SOP1, INDEX_SOPC, INDEX_SOPP
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
-from .operands import Reader, check_scalar_destination, scalar_u32, scalar_u64
+from .operands import LAST_SGPR, Reader, check_scalar_destination, scalar_u32, scalar_u64
 from .state import EXEC, M0, Group
 
 Value = np.ndarray
@@ -380,6 +380,10 @@ def _move_relative(mnemonic: str, bits: int, source_relative: bool) -> Row:
     """SGPR indexed by M0. The index must be the same in all waves that execute together, else the waves take turns."""
 
     def bind(encoded: Encoded) -> Run:
+        for code in (encoded.ssrc0, encoded.sdst):
+            if check_scalar_destination(code, bits // 32) > LAST_SGPR:
+                raise UnsupportedEncoding(f"operand code {code}, which cannot be indexed")
+
         def run(group: Group) -> None:
             state, waves = group.state, group.indices
             offset = state.sgpr[M0, waves].astype(np.int64)

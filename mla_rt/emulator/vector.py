@@ -8,7 +8,7 @@ from . import float_math as fm
 from .convert import VOP1_CONVERT, VOP3_CONVERT
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
 from .lanes import LANES_VOP1, LANES_VOP3
-from .operands import KINDS, vector_source, vgpr_reader
+from .operands import KINDS, refuse_modifiers, vector_source, vgpr_reader
 from .packed import ACCVGPR_VOP1, dot2c_f32_bf16, dot2c_f32_f16
 from .state import Group
 from .vector_binding import result_writer, row
@@ -48,7 +48,12 @@ def _merge(*tables: dict[int, Row]) -> dict[int, Row]:
     return merged
 
 
-_NOP = {0: Row("v_nop", lambda encoded: lambda group: None)}
+def _nop(encoded: Encoded) -> Run:
+    refuse_modifiers(encoded, "vdst", "neg", "abs", "clamp", "omod", "op_sel")
+    return lambda group: None
+
+
+_NOP = {0: Row("v_nop", _nop)}
 VOP1 = _merge(_NOP, INTEGER_VOP1, FLOAT_VOP1, LANES_VOP1, ACCVGPR_VOP1, VOP1_CONVERT)
 VOP2 = _merge(
     MASK_VOP2,

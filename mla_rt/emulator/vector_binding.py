@@ -15,7 +15,7 @@ import numpy as np
 from .float_mode import FloatMode
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
 from .lanes import Dpp, check_sdwa_select, sdwa_merge, sdwa_select
-from .operands import FIRST_VGPR, KINDS, Kind, Reader, vector_source, vgpr_reader
+from .operands import FIRST_VGPR, KINDS, Kind, Reader, check_constant_bus, require_even, vector_source, vgpr_reader
 from .state import Group
 
 Write = Callable[[Group, np.ndarray], None]
@@ -63,10 +63,11 @@ def apply_sign_modifiers(read: Reader, kind: Kind, absolute: bool, negate: bool,
 
 def _vop3_sources(encoded: Encoded, kinds: list[Kind], half_select: bool, on_bits: bool) -> list[Reader]:
     readers = []
-    absolute = encoded.fields.get("abs", 0)
+    absolute, codes = encoded.fields.get("abs", 0), (encoded.src0, encoded.src1, encoded.src2)[: len(kinds)]
+    check_constant_bus(*codes)
     for i, kind in enumerate(kinds):
         half = encoded.fields.get("op_sel", 0) >> i & 1 if half_select and kind.bits == 16 else 0
-        read = vector_source((encoded.src0, encoded.src1, encoded.src2)[i], kind, None, half)
+        read = vector_source(codes[i], kind, None, half)
         readers.append(apply_sign_modifiers(read, kind, bool(absolute >> i & 1), bool(encoded.neg >> i & 1), on_bits=on_bits))
     present = (1 << len(kinds)) - 1
     if (absolute | encoded.neg) & ~present:
@@ -92,6 +93,7 @@ def _sdwa_sources(encoded: Encoded, kinds: list[Kind], on_bits: bool) -> list[Re
     codes = [encoded.src0]
     if "vsrc1" in encoded.fields:
         codes.append(encoded.vsrc1 + (0 if encoded.s1 else FIRST_VGPR))
+    check_constant_bus(*codes[: len(kinds)])
     for i, (code, kind) in enumerate(zip(codes, kinds, strict=False)):
         if kind.bits == 64:
             raise UnsupportedEncoding("SDWA on a 64-bit operand")
@@ -104,6 +106,7 @@ def _sdwa_sources(encoded: Encoded, kinds: list[Kind], on_bits: bool) -> list[Re
 
 def _dpp_sources(encoded: Encoded, kinds: list[Kind], dpp: Dpp, on_bits: bool) -> list[Reader]:
     if kinds[0].bits == 64:
+        require_even(encoded.src0)
         low, high, dtype = dpp.reader(encoded.src0), dpp.reader(encoded.src0 + 1), kinds[0].dtype
         moved: Reader = lambda group: (low(group).astype(np.uint64) | high(group).astype(np.uint64) << np.uint64(32)).view(dtype)  # noqa: E731
     else:
@@ -154,6 +157,7 @@ def _exact_writer(encoded: Encoded, kind: Kind, half_select: bool, dpp: Dpp | No
     register = encoded.vdst
     mask_of: Callable[[Group], np.ndarray | None] = dpp.write_mask if dpp else lambda group: None
     if kind.bits == 64:
+        require_even(register)
 
         def write64(group: Group, value: np.ndarray) -> None:
             mask = mask_of(group)

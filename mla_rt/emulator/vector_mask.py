@@ -13,7 +13,7 @@ import numpy as np
 from . import float_math as fm
 from .instruction import Encoded, Row, Run, UnsupportedEncoding
 from .lanes import Dpp
-from .operands import KINDS, Reader, check_scalar_destination, mask_source
+from .operands import KINDS, Reader, check_constant_bus, check_scalar_destination, mask_source
 from .state import EXEC, VCC, Group
 from .vector_binding import bind_sources, result_writer, row
 
@@ -118,10 +118,22 @@ def _reject_modifiers(encoded: Encoded, *names: str) -> None:
             raise UnsupportedEncoding(name)
 
 
+def _check_mask(encoded: Encoded, mask: int) -> None:
+    """A mask in SGPRs takes the constant bus from the sources; a pair is another value than its halves, for which the complement stands here."""
+    codes = [encoded.src0] if encoded.encoding in ("VOP2", "VOP2_SDWA") else []
+    if encoded.encoding.startswith("VOP3"):
+        codes = [encoded.src0, encoded.src1]
+    if encoded.fields.get("s1"):
+        codes.append(encoded.vsrc1)
+    check_constant_bus(*codes, *([~mask] if mask <= EXEC else []))
+
+
 def _cndmask(encoded: Encoded) -> Run:
     _reject_modifiers(encoded, "clamp", "omod")
     dpp = _dpp_of(encoded)
-    mask = mask_source(encoded.src2 if encoded.encoding == "VOP3" else VCC)
+    mask_code = encoded.src2 if encoded.encoding == "VOP3" else VCC
+    _check_mask(encoded, mask_code)
+    mask = mask_source(mask_code)
     u32 = KINDS["u32"]
     false, true = bind_sources(encoded, [u32, u32], on_bits=True, dpp=dpp)
     write = result_writer(encoded, u32, dpp=dpp)
@@ -154,7 +166,9 @@ def _carry(mnemonic: str, compute: Callable[[Array, Array, Array], tuple[Array, 
         destination = check_scalar_destination(encoded.sdst if long_form else VCC, 2)
         carry: Reader = lambda group: _NO_CARRY  # noqa: E731
         if carry_in:
-            carry = mask_source(encoded.src2 if long_form else VCC)
+            carry_code = encoded.src2 if long_form else VCC
+            _check_mask(encoded, carry_code)
+            carry = mask_source(carry_code)
         dpp = _dpp_of(encoded)
         first, second = bind_sources(encoded, [KINDS["u32"], KINDS["u32"]], dpp=dpp)
         write = result_writer(encoded, KINDS["u32"], dpp=dpp)
@@ -272,6 +286,7 @@ def _div_fmas(mnemonic: str, kind_name: str, fma: Callable[..., Array], step: in
         _reject_modifiers(encoded, "omod", "clamp")
         kind = KINDS[kind_name]
         first, second, third = bind_sources(encoded, [kind, kind, kind])
+        check_constant_bus(~VCC, encoded.src0, encoded.src1, encoded.src2)
         write, mask = result_writer(encoded, kind), mask_source(VCC)
 
         def run(group: Group) -> None:
