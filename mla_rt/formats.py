@@ -224,7 +224,12 @@ def _largest_finite(values: npt.NDArray[Any]) -> np.float32:
 def _as_floats(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     x = np.asarray(x)
     if x.dtype.newbyteorder("=") not in _ACCEPTED_DTYPES:
-        raise TypeError(f"x has dtype {x.dtype}; accepted are {', '.join(map(str, _ACCEPTED_DTYPES))}")
+        advice = ""
+        if x.dtype.kind == "f":
+            advice = " (x.astype(np.float32), if that rounding may come first)"
+        elif x.dtype in (np.dtype(np.uint16), np.dtype("V2")):
+            advice = " (bits of bfloat16: x.view(ml_dtypes.bfloat16))"
+        raise TypeError(f"x has dtype {x.dtype}; accepted are {', '.join(map(str, _ACCEPTED_DTYPES))}{advice}")
     if x.ndim == 0:
         raise ValueError("x has no axis; at least one is needed")
     return x

@@ -330,6 +330,14 @@ def test_scales_that_do_not_fit_are_refused(codes_shape, scales_shape):
         MXFP4(np.zeros(codes_shape, np.uint8), np.zeros(scales_shape, np.uint8))
 
 
+def test_dtypes_that_are_refused_come_with_advice():
+    for dtype, advice in ((np.float64, r"x\.astype\(np\.float32\)"), (np.uint16, r"x\.view\(ml_dtypes\.bfloat16\)"), ("V2", r"x\.view\(")):
+        with pytest.raises(TypeError, match=rf"x has dtype .*; accepted are float32, bfloat16, float16 \(.*{advice}"):
+            quantize_mxfp4(np.zeros((1, 32), dtype))
+    with pytest.raises(TypeError, match=r"float16$"):
+        quantize_mxfp4(np.zeros((1, 32), np.int32))
+
+
 def test_each_shape_of_scales_that_would_fit_is_named_once():
     for codes_shape, needed in (((4, 288), r"need \(4, 18\), with"), ((4, 1, 288), r"need \(4, 1, 18\) or \(4, 18\), with")):
         with pytest.raises(ValueError, match=needed):
