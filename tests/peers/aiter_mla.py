@@ -18,6 +18,7 @@ import numpy as np
 
 from mla_rt.code_object import Argument
 from mla_rt.device import Buffer
+from mla_rt.emulator.counters import Counters, LaunchCounts
 from mla_rt.emulator.machine import LaunchReport
 from mla_rt.emulator_device import EmulatorDevice
 from mla_rt.reference import mla_decode
@@ -64,13 +65,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """out [total_q, num_heads, 512], lse [total_q, num_heads] (NaN where the kernel writes none), and the float64 reference of both."""
+    """out [total_q, num_heads, 512], lse [total_q, num_heads] (NaN where the kernel writes none), the float64 reference of both, and what the
+    launch did."""
 
     out: np.ndarray
     lse: np.ndarray
     exact_out: np.ndarray
     exact_lse: np.ndarray
     report: LaunchReport
+    counts: LaunchCounts
 
     @property
     def relative_error(self) -> float:
@@ -185,12 +188,14 @@ def run(case: Case, path: Path, device: EmulatorDevice, *, seed: int = 0) -> Out
         }
         collect = lambda: _collect_final(case, inputs, result) if final else _collect_splits(case, inputs, partial, lse)  # noqa: E731
 
+    counters: list[Counters] = []
+    device.observe = lambda dispatch: counters.append(Counters(dispatch)) or counters
     device.launch(kernel, grid, **inputs.arguments(case), **arguments, lse=lse, out=result)
     out, out_lse = collect()
     tokens = inputs.kv.astype(np.float64)[inputs.kv_indices]
     bounds = {"qo_indptr": inputs.qo_indptr, "kv_indptr": inputs.kv_indptr}
     exact = mla_decode(inputs.q.astype(np.float64), tokens, sm_scale=inputs.sm_scale, causal=True, **bounds)
-    return Outcome(out, out_lse, *exact, device.reports[-1])
+    return Outcome(out, out_lse, *exact, device.reports[-1], counters[0].counts())
 
 
 def _divide_by_list(case: Case, inputs: _Inputs, works: Sequence[Work]) -> tuple[tuple[int, int, int], Buffer]:

@@ -5,6 +5,8 @@ They are scheduled by hand and count on latencies, so they run under `timing="ha
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +15,7 @@ from aiter_mla import BF16, FP8, Case, Outcome, run
 from aiter_wheel import CACHE, code_objects
 
 from mla_rt import open_device
+from mla_rt.speed_model import speed_of_light
 
 pytestmark = pytest.mark.peers
 
@@ -64,7 +67,10 @@ COUNTED = [
 
 @pytest.fixture(scope="module")
 def report() -> Iterator[list[str]]:
-    lines = [f"{'kernel':44s} {'heads':>5s} {'q_len':>5s} {'kv':>12s} {'splits':>6s} {'rel. error':>10s} {'instructions/token':>18s}"]
+    lines = [
+        "Time is modelled for an MI355X, launch included: everything overlapped, and nothing overlapped inside a wave.",
+        f"{'kernel':43s} {'heads':>5s} {'q_len':>5s} {'kv':>10s} {'splits':>6s} {'error':>8s} {'instr./token':>12s} {'modelled us':>14s}",
+    ]
     yield lines
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     (CACHE.parent / "report.txt").write_text("\n".join(lines) + "\n")
@@ -78,7 +84,10 @@ def check(case: Case, report: list[str]) -> Outcome:
     lens = f"{len(case.kv_lens)} x {case.kv_lens[0]}" if len(set(case.kv_lens)) == 1 else ", ".join(map(str, case.kv_lens))
     per_token = outcome.report.num_instructions / sum(case.kv_lens)
     error = outcome.relative_error
-    report.append(f"{case.kernel:44s} {case.num_heads:5d} {case.q_len:5d} {lens:>12s} {case.num_splits:6d} {error:10.2e} {per_token:18.1f}")
+    model = speed_of_light([outcome.counts])
+    time = f"{model.lower_seconds * 1e6:.1f} to {model.upper_seconds * 1e6:.1f}"
+    row = f"{case.kernel:43s} {case.num_heads:5d} {case.q_len:5d} {lens:>10s} {case.num_splits:6d} {error:8.1e} {per_token:12.1f} {time:>14s}"
+    report.append(row)
     narrow = FP8 if case.q_dtype is FP8 else BF16
     assert error < RELATIVE_ERROR[narrow]
     assert outcome.cosine_distance < COSINE_DISTANCE[narrow]
@@ -99,9 +108,31 @@ def test_instruction_counts_agree_with_another_emulator(case, counted, report):
     assert round(outcome.report.num_instructions / sum(case.kv_lens), 1) == counted
 
 
+MARGINAL = [
+    Case(f"{_A8W8}1_gqaratio16", FP8, FP8),
+    Case(f"{_A8W8}1_gqaratio16_ps", FP8, FP8, persistent=True, num_workgroups=1),
+    Case("mla_dec_stage1_bf16_a16w16_subQ16_mqa16", BF16, BF16, rows_per_workgroup=16, final=False),
+]
+
+
+@pytest.mark.parametrize("case", MARGINAL, ids=str)
+def test_every_further_token_costs_the_same(case, report):
+    """The difference between two lengths is what a token costs without what a launch costs once; a third length must agree."""
+    counts = []
+    for kv_len in (1024, 2048, 3072):
+        with open_device("emulator", timing="hardware") as device:
+            counts.append(run(dataclasses.replace(case, kv_lens=(kv_len,)), code_objects()[case.kernel], device).counts.by_class)
+    first, second = ({name: longer[name] - shorter[name] for name in longer} for shorter, longer in itertools.pairwise(counts))
+    assert first == second
+    total = sum(first.values()) / 1024
+    assert 10 < total < 100
+    classes = ", ".join(f"{name} {number / 1024:.2f}" for name, number in first.items() if number)
+    report.append(f"{case.kernel:43s} a further token: {total:.1f} instructions ({classes})")
+
+
 def test_the_tolerance_would_see_a_wrong_token():
     """One request's tokens in place of another's, as a wrong page index gives."""
     with open_device("emulator", timing="hardware") as device:
         outcome = run(CASES[0], code_objects()[CASES[0].kernel], device)
-    swapped = Outcome(outcome.out[::-1], outcome.lse, outcome.exact_out, outcome.exact_lse, outcome.report)
+    swapped = Outcome(outcome.out[::-1], outcome.lse, outcome.exact_out, outcome.exact_lse, outcome.report, outcome.counts)
     assert swapped.relative_error > 10 * RELATIVE_ERROR[FP8]
