@@ -130,6 +130,14 @@ def test_every_further_token_costs_the_same(case, report):
     report.append(f"{case.kernel:43s} a further token: {total:.1f} instructions ({classes})")
 
 
+@pytest.mark.parametrize("timing", ["earliest", "latest"])
+def test_hand_scheduled_kernels_count_on_latencies(timing):
+    """What the other timings are for: they show that this kernel is right by the clock only, which no kernel of a compiler is."""
+    with open_device("emulator", timing=timing) as device:
+        outcome = run(CASES[0], code_objects()[CASES[0].kernel], device)
+    assert not outcome.relative_error < 10 * RELATIVE_ERROR[FP8]
+
+
 def test_the_tolerance_would_see_a_wrong_token():
     """One request's tokens in place of another's, as a wrong page index gives."""
     with open_device("emulator", timing="hardware") as device:
