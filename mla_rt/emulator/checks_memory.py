@@ -67,16 +67,18 @@ class MemoryRaces(Observer):
     def __init__(self) -> None:
         self._allocations: dict[int, _Allocation] = {}
         self._numbers = 1
-        self._workgroup_of = np.zeros(1 << 16, np.int64)  # of each number: a code of the workgroup, below; then the wave, pc and whether atomic
-        self._wave_of = np.zeros(1 << 16, np.uint8)
+        self._workgroup_of = np.zeros(1 << 16, np.int64)  # of each number: a code of the workgroup; below, its wave, pc and whether atomic
+        self._source_of = np.zeros(1 << 16, np.int32)  # waves by number, over all batches
         self._pc_of = np.zeros(1 << 16, np.int64)
         self._atomic = np.zeros(1 << 16, np.bool_)
+        self._wave_of_source: list[int] = []
         self._releases = Releases()
         self._instruction: Instruction | None = None
 
     def begin(self, state: State) -> None:
         x, y, z = (state.workgroup_id[:, axis] for axis in range(3))
         self._workgroup = (x | y << 21 | z << 42)[state.workgroup]
+        self._wave_of_source += state.wave_in_workgroup.tolist()
         self._releases.begin(state, self._workgroup)
 
     def instruction(self, group: Group, instruction: Instruction) -> None:
@@ -110,11 +112,11 @@ class MemoryRaces(Observer):
     def _new_numbers(self, group: Group, atomic: bool) -> np.ndarray:
         first, end = self._numbers, self._numbers + group.n
         while end > len(self._pc_of):
-            for name in ("_workgroup_of", "_wave_of", "_pc_of", "_atomic"):
+            for name in ("_workgroup_of", "_source_of", "_pc_of", "_atomic"):
                 old = getattr(self, name)
                 setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
         self._workgroup_of[first:end] = self._workgroup[group.indices]
-        self._wave_of[first:end] = group.state.wave_in_workgroup[group.indices]
+        self._source_of[first:end] = group.indices + (len(self._wave_of_source) - group.state.num_waves)
         self._pc_of[first:end] = group.pc - group.state.image_base
         self._atomic[first:end] = atomic
         self._numbers = end
@@ -225,16 +227,17 @@ class MemoryRaces(Observer):
         chosen = np.flatnonzero(suspect)
         if not len(chosen):
             return
-        # One of each pair of waves is enough, with the latest of its accesses to one place; atomics are judged by their location too.
-        pairs, first = np.unique(numbers[chosen].astype(np.int64) << 32 | np.abs(earlier[chosen]).astype(np.int64), return_index=True)
-        for _, at in zip(pairs, first, strict=True):
-            i = int(chosen[at])
+        pairs = numbers[chosen].astype(np.int64) << 32 | earlier[chosen].astype(np.int64) & 0xFFFFFFFF
+        distinct = np.flatnonzero(np.append(True, pairs[1:] != pairs[:-1]))
+        pairs, first = np.unique(pairs[distinct], return_index=True)  # a few, of a hundred thousand
+        for at in self._decisive(pairs, earlier[chosen[distinct[first]]]):
+            i = int(chosen[distinct[first[at]]])
             number, before = int(numbers[i]), abs(int(earlier[i]))
             row = number - (self._numbers - group.n)
             wave = int(group.indices[row])
             location = allocation.start + (int(cells[i]) << allocation.shift)
             shared = int(earlier[i]) < 0
-            source = (int(self._workgroup_of[before]), int(self._wave_of[before]))
+            source = (int(self._workgroup_of[before]), self._wave_of_source[self._source_of[before]])
             ordered = not shared and self._releases.ordered(wave, source, before, bool(self._atomic[before]), location & ~3)
             if ordered and (not scalar or self._releases.scalar_cache_clean(wave, before)):
                 continue
@@ -246,3 +249,12 @@ class MemoryRaces(Observer):
                 reason = "and no s_dcache_inv since: the scalar cache sees no stores"
             place = f"workgroup {other}, wave {source[1]} at pc {int(self._pc_of[before]):#x}"
             raise group.fault(f"race on device memory: {what} and a {verb} by {place}, {reason}", lanes, np.array([[location]]))
+
+    def _decisive(self, pairs: np.ndarray, earlier: np.ndarray) -> list[int]:
+        """Of ascending pairs (access at hand << 32 | earlier one), those that decide for all: of each two waves the pair with the latest earlier
+        access, as order goes by time. Accesses of several workgroups and atomics, which have more ways to be ordered, are all judged."""
+        before = np.abs(earlier)
+        special = (earlier < 0) | self._atomic[before]
+        plain = np.flatnonzero(~special)[::-1]
+        _, latest = np.unique(pairs[plain] >> 32 << 32 | self._source_of[before[plain]], return_index=True)
+        return [*np.flatnonzero(special).tolist(), *plain[latest].tolist()]
