@@ -66,7 +66,8 @@ def decode(
       - the largest |V| times the number of tokens is within float32;
       - V does not cancel: out is not smaller than 1e-4 of what the same sum of |V| gives;
       - with FP8 and MXFP4 caches, no element of q that matters is below 2^-14 of the largest of its row: such an element counts with an absolute
-        error of 2^-23 of the largest. An outlier 2^15 times the rest, on a column where the cache is zero, costs the rest its accuracy.
+        error of 2^-23 of the largest. So an outlier of 2^10 times the rest or more, on a column where the cache is zero, can cost the rest its
+        accuracy, in lse first.
     A NaN or infinity in q or in the tokens of a request reaches the results of that request only.
 
     Raises TypeError or ValueError for arguments, before anything is launched; UnsupportedArch for a GPU without code objects; DeviceError for
