@@ -201,7 +201,7 @@ class TimedGroup(Group):
 
 
 Action = Callable[["Completion", TimedGroup, Run], None]
-Step = tuple[int, Run, Action | None, Instruction]
+Step = tuple[int, Run, Action | None, Instruction, int]  # pc, …, clocks for which it keeps the matrix core
 
 
 class Completion:
@@ -264,7 +264,7 @@ class Completion:
         if self.hardware:
             self._execute_by_clock(group, plan)
             return
-        for group.pc, run, action, instruction in plan:
+        for group.pc, run, action, instruction, _ in plan:
             for watcher in self.watchers:
                 watcher.instruction(group, instruction)
             if action is None:
@@ -273,17 +273,16 @@ class Completion:
                 action(self, group, run)
 
     def _execute_by_clock(self, group: TimedGroup, plan: Sequence[Step]) -> None:
-        for group.pc, run, action, instruction in plan:
+        for group.pc, run, action, instruction, matrix_clocks in plan:
             if group.due <= group.clock:
                 for track in group.tracks:
                     self._land_flying(track, group.clock)
                 self._find_due(group)
             for watcher in self.watchers:
                 watcher.instruction(group, instruction)
-            if instruction.encoded.encoding in ("VOP3P-MAI", "VOP3PX2"):
-                start = max(group.clock, group.matrix_free)
-                group.matrix_free = start + ISSUE_CLOCKS * passes(instruction)
-                group.clock = start
+            if matrix_clocks:
+                group.clock = max(group.clock, group.matrix_free)
+                group.matrix_free = group.clock + matrix_clocks
             if action is None:
                 run(group)
             else:
@@ -297,7 +296,8 @@ class Completion:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = tuple(
-                (pc, run, self._action(instruction), instruction) for (pc, run), instruction in zip(block.steps, block.instructions, strict=True)
+                (pc, run, self._action(instruction), instruction, ISSUE_CLOCKS * passes(instruction) if is_matrix(instruction) else 0)
+                for (pc, run), instruction in zip(block.steps, block.instructions, strict=True)
             )
         return plan
 
@@ -330,23 +330,29 @@ class Completion:
                 track.lgkm.append(access)
             if access.due < _NEVER:
                 insort(track.flying, access, key=lambda flying: flying.due)
+            # A counter at its maximum holds the next instruction back until the oldest access is done.
+            if len(track.vmem) > MAX_VMCNT or len(track.lgkm) > MAX_LGKMCNT:
+                self._cover(group, track, Wait(MAX_VMCNT, MAX_LGKMCNT))
 
     def wait(self, group: TimedGroup, wait: Wait) -> None:
         """Land what an s_waitcnt covers."""
         for track in group.tracks:
-            while len(track.vmem) > wait.vmcnt and wait.vmcnt < MAX_VMCNT:
-                access = track.vmem.popleft()
-                if access.kind == "vmem" or access not in track.lgkm:
-                    self._land(access, track)
-            if wait.lgkmcnt == 0:
-                while track.lgkm:
-                    self._cover_lgkm(group, track, track.lgkm.popleft())
-            elif wait.lgkmcnt < MAX_LGKMCNT:
-                in_order = [access for access in track.lgkm if access.kind == "lds"]
-                for access in in_order[: max(0, len(in_order) - wait.lgkmcnt)]:
-                    track.lgkm.remove(access)
-                    self._cover_lgkm(group, track, access)
+            self._cover(group, track, wait)
         self._find_due(group)
+
+    def _cover(self, group: TimedGroup, track: Track, wait: Wait) -> None:
+        while len(track.vmem) > wait.vmcnt:
+            access = track.vmem.popleft()
+            if access.kind == "vmem" or access not in track.lgkm:
+                self._land(access, track)
+        if wait.lgkmcnt == 0:
+            while track.lgkm:
+                self._cover_lgkm(group, track, track.lgkm.popleft())
+        elif len(track.lgkm) > wait.lgkmcnt:
+            in_order = [access for access in track.lgkm if access.kind == "lds"]
+            for access in in_order[: max(0, len(in_order) - wait.lgkmcnt)]:
+                track.lgkm.remove(access)
+                self._cover_lgkm(group, track, access)
 
     def _cover_lgkm(self, group: TimedGroup, track: Track, access: Access) -> None:
         if access.kind in LATENCY and self.hardware:

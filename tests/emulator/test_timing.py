@@ -125,6 +125,32 @@ s_endpgm
             assert np.array_equal(run_source(source, values, timing=timing, seed=seed, items=256), expected)
 
 
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_a_full_counter_holds_back_the_next_access(timing):
+    """After 63 stores and 15 LDS reads more, what was asked for before them is there without a wait: the counters hold no more."""
+    source = """
+s_load_dwordx2 s[4:5], s[0:1], 0x0
+v_lshlrev_b32 v1, 2, v0
+v_mov_b32 v2, 7
+s_waitcnt lgkmcnt(0)
+ds_write_b32 v1, v2
+ds_read_b32 v3, v1
+.rept 15
+ds_read_b32 v5, v1
+.endr
+global_load_dword v4, v1, s[4:5]
+.rept {stores}
+global_store_dword v1, v2, s[4:5] offset:256
+.endr
+v_add_u32 v2, v3, v4
+global_store_dword v1, v2, s[4:5]
+s_endpgm
+"""
+    assert np.array_equal(run_source(source.format(stores=63), VALUES, timing=timing)[:64], FIRST + 7)
+    with pytest.raises(KernelFault, match=r"v_add_u32 reads v4 .* no s_waitcnt vmcnt\(62\)"):
+        run_source(source.format(stores=62), VALUES, timing=timing)
+
+
 def test_passes():
     """The passes of the ISA guide's table of matrix instructions, for a sample of the shapes and formats."""
     lines = {
