@@ -1,6 +1,6 @@
 """Changes the machine code of the kernels, one small mistake at a time, and sees whether anything notices: mutate_kernels.py [--count N]
 
-Each mutant is a copy of mla_decode.co or mla_combine.co with one instruction changed: a wait weakened, a barrier gone, an offset, a shift, a
+Each mutant is a copy of mla_decode.co with one instruction changed: a wait weakened, a barrier gone, an offset, a shift, a
 compare, a constant, a scale byte, a format, a lane exchange or a lane mask wrong. It decodes batches of tests/decode_cases.py on the emulator
 with strict checks, late loads and random schedules, and is compared with float64. What nothing notices changes nothing that can be observed, or
 is a hole in the checks or in the tests. Instructions that the batches never reach are counted, not changed.
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from mla_rt.errors import KernelFault  # noqa: E402
 from tolerance import assert_decoded  # type: ignore[import-not-found] # noqa: E402
 
 ARCH = "gfx950"
-STEMS = ("mla_decode", "mla_combine")
+STEM = "mla_decode"
 INSTRUCTION_LIMIT = 100_000  # of one launch's group of waves: ten times what the cases need
 LAYOUTS = {layout.name: layout for layout in vars(encodings).values() if isinstance(layout, encodings.Format)}
 OPCODES = {name: {row.mnemonic: opcode for opcode, row in table.items()} for name, table in TABLES.items()}
@@ -46,9 +46,11 @@ RAGGED = Case(kv_lens=(5, 0, 200, 77), q_lens=(1, 1, 2, 4), page_size=16, num_sp
 # Pages of one token, requests of fewer rows than a tile, no causal mask, splits that end within a tile.
 SPLIT = Case(kv_lens=(131, 70, 3), q_lens=(1, 3, 1), num_heads=5, page_size=1, num_splits=3, causal=False, seed=1)
 EXTREME = Case(kv_lens=(150, 64), q_lens=(1, 1), num_heads=16, page_size=4, num_splits=2, values="bytes", seed=2)
-CASES = (RAGGED, SPLIT, EXTREME)
-# The merge takes its splits in pairs, with a rest.
-MERGES = tuple(Case(kv_lens=(40, 9), num_heads=3, num_splits=splits, seed=splits) for splits in (2, 3, 4, 5, 8))
+# Merges of more splits.
+MERGE = Case(kv_lens=(60, 9), num_heads=3, num_splits=5, seed=3)
+CASES = (RAGGED, SPLIT, EXTREME, MERGE)
+# One batch again with logits so much larger that every bit of a query's low term counts.
+SHARPER = 8.0
 # timing, checks, seed
 RUNS: tuple[tuple[Any, Any, int | None], ...] = (
     ("earliest", "off", None), ("latest", "strict", None), ("latest", "off", 0), ("earliest", "off", 1),
@@ -59,7 +61,6 @@ RUNS: tuple[tuple[Any, Any, int | None], ...] = (
 class Site:
     """An instruction of a kernel: where its bytes stand in the code object's file."""
 
-    stem: str
     kernel: str
     pc: int
     offset: int
@@ -79,16 +80,16 @@ class Mutant:
         return f"{self.kind:<9} {self.site.kernel:<22} {self.site.pc:#07x}  {self.site.instruction.mnemonic}: {self.what}"
 
     def image(self) -> bytes:
-        image = bytearray(code_object_path(self.site.stem, ARCH).read_bytes())
+        image = bytearray(code_object_path(STEM, ARCH).read_bytes())
         end = self.site.offset + len(self.code)
         assert image[self.site.offset : end] == self.site.instruction.encoded.raw
         image[self.site.offset : end] = self.code
         return bytes(image)
 
 
-def sites(stem: str) -> Iterator[Site]:
-    """Every instruction of every kernel of a packaged code object, up to its s_endpgm."""
-    code_object = CodeObject.load(code_object_path(stem, ARCH))
+def sites() -> Iterator[Site]:
+    """Every instruction of every kernel of the packaged code object, up to its s_endpgm."""
+    code_object = CodeObject.load(code_object_path(STEM, ARCH))
     for info in code_object.kernels.values():
         (segment,) = (s for s in code_object.segments if s.vaddr <= info.entry < s.vaddr + len(s.data))
         in_file = code_object.image.find(segment.data) - segment.vaddr
@@ -96,7 +97,7 @@ def sites(stem: str) -> Iterator[Site]:
         while True:
             start = pc - segment.vaddr
             instruction = decode(segment.data[start : start + 16], pc, accum_offset)
-            yield Site(stem, info.name, pc, in_file + pc, instruction)
+            yield Site(info.name, pc, in_file + pc, instruction)
             if instruction.mnemonic == "s_endpgm":
                 break
             pc += instruction.encoded.size
@@ -217,13 +218,7 @@ KINDS: dict[str, Callable[[Instruction], Changes]] = {
 
 def mutants() -> list[Mutant]:
     """All of them, in the order of the code."""
-    return [
-        Mutant(kind, site, what, code)
-        for stem in STEMS
-        for site in sites(stem)
-        for kind, change in KINDS.items()
-        for what, code in change(site.instruction)
-    ]
+    return [Mutant(kind, site, what, code) for site in sites() for kind, change in KINDS.items() for what, code in change(site.instruction)]
 
 
 def choose(among: list[Mutant], count: int, seed: int) -> list[Mutant]:
@@ -260,8 +255,8 @@ class Reached(Observer):
 def reached() -> set[tuple[str, int]]:
     """What the cases reach of the kernels as they are. AssertionError or KernelFault if these do not pass: nothing could be said of mutants."""
     seen = Reached()
-    for kernel in (*(f"mla_decode_{kv_format}" for kv_format in FORMATS), "mla_combine"):
-        for batch in batches(kernel):
+    for kv_format in FORMATS:
+        for batch in batches(kv_format):
             for timing, checks, run_seed in RUNS:
                 with open_device("emulator", seed=run_seed, timing=timing, checks=checks) as device:
                     assert isinstance(device, emulator_device.EmulatorDevice)
@@ -271,12 +266,10 @@ def reached() -> set[tuple[str, int]]:
 
 
 @functools.cache
-def batches(kernel: str) -> list[Any]:
-    """The batches for mutants of a kernel."""
-    if kernel == "mla_combine":
-        return [make(case) for case in MERGES]
-    kv_format = kernel.removeprefix("mla_decode_")
-    return [make(case.but(kv_format=kv_format, values="smooth" if kv_format == "bf16" else case.values)) for case in CASES]
+def batches(kv_format: str) -> list[Any]:
+    """The batches for mutants of a format's kernel."""
+    made = [make(case.but(kv_format=kv_format, values="smooth" if kv_format == "bf16" else case.values)) for case in CASES]
+    return [*made, replace(made[0], arguments={**made[0].arguments, "sm_scale": made[0].arguments["sm_scale"] * SHARPER})]
 
 
 def noticed(mutant: Mutant) -> str:
@@ -286,14 +279,14 @@ def noticed(mutant: Mutant) -> str:
         path.write_bytes(mutant.image())
 
         def where(stem: str, arch: str) -> Path:
-            return path if stem == mutant.site.stem else code_object_path(stem, arch)
+            return path if stem == STEM else code_object_path(stem, arch)
 
         decode_module, device_module = (vars(importlib.import_module(f"mla_rt.{name}")) for name in ("decode", "emulator_device"))
         original = decode_module["code_object_path"], device_module["run"]
         decode_module["code_object_path"] = where
         device_module["run"] = functools.partial(run_launch, max_group_instructions=INSTRUCTION_LIMIT)
         try:
-            return _noticed(batches(mutant.site.kernel))
+            return _noticed(batches(mutant.site.kernel.removeprefix(f"{STEM}_")))
         finally:
             decode_module["code_object_path"], device_module["run"] = original
 
@@ -322,7 +315,7 @@ def main() -> int:
     options = parser.parse_args()
     everything, pcs = mutants(), reached()
     usable = [mutant for mutant in everything if (mutant.site.kernel, mutant.site.pc) in pcs and options.kind in (None, mutant.kind)]
-    all_sites = [(site.kernel, site.pc) for stem in STEMS for site in sites(stem)]
+    all_sites = [(site.kernel, site.pc) for site in sites()]
     print(f"{len(all_sites)} instructions, {len(pcs & set(all_sites))} of them reached; {len(usable)} possible mutants\n", flush=True)
     chosen, survivors = choose(usable, options.count, options.seed), []
     for mutant in chosen:
