@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from .emulator.counters import Counters, LaunchCounts
 from .emulator.machine import Dispatch
 from .emulator_device import EmulatorDevice
 from .formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
+from .plan import make_work_list
 from .speed_report import Tiles, marginal
 
 BYTES_PER_TOKEN = {"bf16": 1152, "fp8_e4m3fn": 576, "mxfp4": 306}
@@ -68,31 +68,58 @@ class CountedDecode:
 
 
 def count_decode(shape: Shape, device: EmulatorDevice, *, exact: bool = False) -> CountedDecode:
-    """Count a decode of this shape on the emulator.
+    """Count a decode of this shape on the emulator: its launches (`count_launches`), and what a tile costs."""
+    tokens_per_tile = _constants(device)["TOKENS_PER_TILE"]
+    launches = count_launches(shape, device, exact=exact)
+    short, long, split = (
+        _count(_make_batch(shape, 1, tiles * tokens_per_tile, splits), device, 1, keep_trace=True)[0]
+        for tiles, splits in ((SHORT_TILES, 1), (LONG_TILES, 1), (2 * SHORT_TILES, 2))
+    )
+    return CountedDecode(launches, marginal(short, SHORT_TILES, long, LONG_TILES, split, tokens_per_tile), short)
+
+
+def count_launches(shape: Shape, device: EmulatorDevice, *, exact: bool = False) -> tuple[LaunchCounts, ...]:
+    """The launches of a decode of this shape.
 
     A shape of more than EXACT_TOKENS is counted on some of its requests, cut as in the whole batch, and taken times the rest (`LaunchCounts.sampled`
-    says so): equal requests do equal work. exact: emulate all of it whatever it takes.
+    says so): equal requests do equal work, but for branches on the numbers. exact: emulate all of it whatever it takes.
     """
-    constants = CodeObject.load(code_object_path("mla_decode", device.arch)).constants
+    requests = shape.batch if exact else _requests_to_count(shape, device)
+    batch = _make_batch(shape, requests, shape.kv_len, shape.num_splits)
+    launches = _count(batch, device, max(device.num_compute_units * requests // shape.batch, 1))
+    return tuple(launches if requests == shape.batch else (counts.repeated(shape.batch // requests) for counts in launches))
+
+
+def _constants(device: Device) -> Mapping[str, int]:
+    return CodeObject.load(code_object_path("mla_decode", device.arch)).constants
+
+
+def _requests_to_count(shape: Shape, device: Device) -> int:
+    """How many of the requests to emulate: a divisor of the batch which, on its share of the compute units, is cut as the whole batch is."""
+    constants, num_cus = _constants(device), device.num_compute_units
     rows_per_tile, tokens_per_tile = constants["ROWS_PER_TILE"], constants["TOKENS_PER_TILE"]
-    row_tiles = -(-shape.q_len * shape.num_heads // rows_per_tile)
-    requests = shape.batch if exact else _requests_to_count(shape, row_tiles, device.num_compute_units)
-    num_cus = device.num_compute_units * requests // shape.batch
-    launches = _count(_make_batch(shape, requests, shape.kv_len, shape.num_splits), device, num_cus)
-    if requests < shape.batch:
-        launches = [counts.repeated(shape.batch // requests) for counts in launches]
-    short, long = (_count(_make_batch(shape, 1, tiles * tokens_per_tile, 1), device, 1, keep_trace=True)[0] for tiles in (SHORT_TILES, LONG_TILES))
-    return CountedDecode(tuple(launches), marginal(short, SHORT_TILES, long, LONG_TILES, tokens_per_tile), short)
-
-
-def _requests_to_count(shape: Shape, row_tiles: int, num_cus: int) -> int:
-    """The fewest requests that divide the batch and, where the plan cuts them for the compute units, have a whole number of these."""
-    if shape.batch * shape.kv_len * row_tiles <= EXACT_TOKENS:
+    tokens_of_request = shape.kv_len * -(-shape.q_len * shape.num_heads // rows_per_tile)
+    if shape.batch * tokens_of_request <= EXACT_TOKENS:
         return shape.batch
-    unit = 1 if shape.num_splits is not None else shape.batch // math.gcd(shape.batch, num_cus)
-    fitting = [n for n in range(unit, shape.batch + 1, unit) if shape.batch % n == 0]
-    few_enough = [n for n in fitting if n * shape.kv_len * row_tiles <= EXACT_TOKENS]
-    return few_enough[-1] if few_enough else fitting[0]
+
+    def lengths(requests: int) -> np.ndarray:
+        """Tokens of each workgroup, as so many requests are cut."""
+        work = make_work_list(
+            np.arange(requests + 1) * shape.q_len,
+            np.full(requests, shape.kv_len),
+            num_heads=shape.num_heads,
+            num_splits=shape.num_splits,
+            num_cus=max(num_cus * requests // shape.batch, 1),
+            rows_per_tile=rows_per_tile,
+            tokens_per_tile=tokens_per_tile,
+        ).work
+        return np.asarray(work[:, 3] - work[:, 2])
+
+    whole = lengths(shape.batch)
+    divisors = [n for n in range(1, shape.batch + 1) if shape.batch % n == 0]
+    alike = [n for n in divisors if np.array_equal(np.repeat(lengths(n), shape.batch // n), whole)]
+    few_enough = [n for n in alike if n * tokens_of_request <= EXACT_TOKENS]
+    return few_enough[-1] if few_enough else alike[0]
 
 
 def _count(batch: Batch, device: EmulatorDevice, num_cus: int, *, keep_trace: bool = False) -> list[LaunchCounts]:

@@ -99,7 +99,9 @@ def _figures(figures: Iterable[tuple[str, str]]) -> str:
 
 def _launch(launch: LaunchTime) -> str:
     counts, fit = launch.counts, launch.occupancy
-    sampled = "" if counts.sampled is None else f" Counted on {counts.sampled:,} of the workgroups; the others, of equal work, are scaled."
+    sampled = (
+        "" if counts.sampled is None else f" Counted on {counts.sampled:,} of the workgroups and scaled: equal work but for branches on the numbers."
+    )
     facts = (
         f"{counts.num_workgroups:,} workgroups of {counts.waves_per_workgroup} waves; {fit.workgroups_per_cu} fit a compute unit "
         f"(limited by {fit.limited_by}: {counts.num_vgprs} registers, {counts.lds_bytes:,} bytes of LDS).{sampled}"
@@ -193,15 +195,17 @@ def _tiles(tiles: Tiles) -> str:
     ]
 
     def rows(names: Iterable[str]) -> list[list[str]]:
-        used = [name for name in names if tiles.per_tile[name] or tiles.once[name]]
-        return [[_CLASS_NAMES.get(name, name), f"{tiles.per_tile[name]:,.0f}", f"{tiles.once[name]:,.0f}"] for name in used]
+        columns = (tiles.per_tile, tiles.once, tiles.merge)
+        used = [name for name in names if any(column[name] for column in columns)]
+        return [[_CLASS_NAMES.get(name, name), *(f"{column[name]:,.0f}" for column in columns)] for name in used]
 
-    instructions = _table(["instructions", "a tile", "once"], rows(CLASSES))
-    moved = _table(["memory and LDS", "a tile", "once"], rows(name for name in tiles.per_tile if name not in CLASSES))
+    instructions = _table(["instructions", "a tile", "once", "merge of two"], rows(CLASSES))
+    moved = _table(["memory and LDS", "a tile", "once", "merge of two"], rows(name for name in tiles.per_tile if name not in CLASSES))
     return "\n".join(
         [
             f"<section><h2>A tile of {tiles.tokens_per_tile} tokens</h2>",
-            '<p class="soft">One workgroup, all its waves: the difference between two lengths of the KV, by the tiles between them.</p>',
+            '<p class="soft">One workgroup, all its waves: the difference between two lengths of the KV, by the tiles between them. Once: prologue '
+            "and epilogue. Merge: what two workgroups that share their query rows do more than two that do not.</p>",
             _figures(figures),
             "<h3>Instructions and traffic</h3>",
             f'<div class="tables">{instructions}{moved}</div>',

@@ -31,12 +31,14 @@ All times are modelled: exact counts times the rates of one table (mla_rt/speed_
 class Tiles:
     """What a tile of the KV costs one workgroup: the difference between two launches of one workgroup that differ by whole tiles.
 
-    per_tile, once: by name (classes of instructions, then LDS and memory), of one tile and of prologue and epilogue together.
+    Numbers by name: classes of instructions, then LDS and memory. per_tile: of one tile; once: of prologue and epilogue together; merge: what two
+    workgroups that share a row tile do more than two that do not, one of them merging what both found.
     """
 
     tokens_per_tile: int
     per_tile: Mapping[str, float]
     once: Mapping[str, float]
+    merge: Mapping[str, float]
 
     @property
     def instructions_per_token(self) -> float:
@@ -44,16 +46,17 @@ class Tiles:
         return sum(self.per_tile[name] for name in CLASSES) / self.tokens_per_tile
 
 
-def marginal(short: LaunchCounts, short_tiles: int, long: LaunchCounts, long_tiles: int, tokens_per_tile: int) -> Tiles:
-    """Of two launches over so many tiles a workgroup, alike in all else."""
+def marginal(short: LaunchCounts, short_tiles: int, long: LaunchCounts, long_tiles: int, split: LaunchCounts, tokens_per_tile: int) -> Tiles:
+    """Of launches alike in all but this: so many tiles a workgroup, and `split`: two workgroups a row tile, short_tiles each."""
 
     def numbers(counts: LaunchCounts) -> dict[str, float]:
         totals = counts.by_class | {name: int(getattr(counts, field).sum()) for name, field in _PER_TILE.items()}
         return {name: total / counts.num_workgroups for name, total in totals.items()}
 
-    few, many = numbers(short), numbers(long)
+    few, many, halves = numbers(short), numbers(long), numbers(split)
     per_tile = {name: (many[name] - few[name]) / (long_tiles - short_tiles) for name in few}
-    return Tiles(tokens_per_tile, per_tile, {name: few[name] - short_tiles * per_tile[name] for name in few})
+    once = {name: few[name] - short_tiles * per_tile[name] for name in few}
+    return Tiles(tokens_per_tile, per_tile, once, {name: 2 * (halves[name] - few[name]) for name in few})
 
 
 def as_json(report: SpeedOfLight, title: str, tiles: Tiles | None = None, kv_bytes: int | None = None) -> dict[str, Any]:
@@ -75,6 +78,7 @@ def as_json(report: SpeedOfLight, title: str, tiles: Tiles | None = None, kv_byt
             "tokens_per_tile": tiles.tokens_per_tile,
             "per_tile": dict(tiles.per_tile),
             "once": dict(tiles.once),
+            "merge": dict(tiles.merge),
             "instructions_per_token": tiles.instructions_per_token,
         },
     }
@@ -140,7 +144,7 @@ def _us(seconds: float) -> str:
 
 def _launch_text(launch: LaunchTime) -> list[str]:
     counts, fit = launch.counts, launch.occupancy
-    sampled = "" if counts.sampled is None else f"   (counted on {counts.sampled:,} of them, the others scaled: equal work)"
+    sampled = "" if counts.sampled is None else f"   (counted on {counts.sampled:,} of them and scaled: equal work but for branches on the numbers)"
     grid, block = (" x ".join(str(n) for n in size if n > 1) or "1" for size in (counts.grid, counts.block))
     lines = [
         f"{counts.kernel}",
@@ -192,6 +196,7 @@ def _tiles_text(tiles: Tiles) -> list[str]:
         f"  {'':<12} " + ", ".join(f"{name} {number:,.0f}" for name, number in other.items()),
         f"  {'token':<12} {tiles.instructions_per_token:.2f} instructions",
         f"  {'once':<12} {row(tiles.once)} (prologue and epilogue)",
+        f"  {'merge':<12} {row(tiles.merge)} (of two splits, more than unsplit)",
     ]
 
 

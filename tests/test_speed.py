@@ -14,7 +14,7 @@ from mla_rt import cli, speed
 from mla_rt.device import open_device
 from mla_rt.emulator.instruction_class import CLASSES
 from mla_rt.kernel_arguments import make_arguments, read_arguments
-from mla_rt.speed import Shape, count_decode, count_launch, measure_decode
+from mla_rt.speed import Shape, count_decode, count_launch, count_launches, measure_decode
 from mla_rt.speed_html import as_html
 from mla_rt.speed_model import speed_of_light
 from mla_rt.speed_rates import MI355X
@@ -38,29 +38,36 @@ def counted(emulator_device):
 
 def test_the_parts_of_a_decode_add_up(emulator_device, counted):
     """Prologue and epilogue plus so many tiles is what a workgroup of another length executes, class by class."""
-    longer = count_decode(Shape(batch=1, kv_len=11 * 64, kv_format="fp8_e4m3fn", num_splits=1), emulator_device)
-    assert longer.tiles == counted.tiles and counted.tiles.tokens_per_tile == 64
-    (launch,) = longer.launches
+    tiles = counted.tiles
+    (launch,) = count_launches(Shape(batch=1, kv_len=11 * tiles.tokens_per_tile, kv_format="fp8_e4m3fn", num_splits=1, page_size=16), emulator_device)
     for name in CLASSES:
-        assert launch.by_class[name] == counted.tiles.once[name] + 11 * counted.tiles.per_tile[name]
-    assert [launch.kernel for launch in counted.launches] == ["mla_decode_fp8_e4m3fn", "mla_combine"]
+        # Whether a tile raises a row's maximum depends on the numbers: rescaling costs vector instructions behind a branch.
+        tolerance = 0.05 if name in ("valu", "branch") else 1e-9
+        assert launch.by_class[name] == pytest.approx(tiles.once[name] + 11 * tiles.per_tile[name], rel=tolerance)
+    assert [launch.kernel for launch in counted.launches] == ["mla_decode_fp8_e4m3fn"]
+    # A merge of two splits reads what both wrote, 16 rows of 512 columns in f32; the result in bf16 is then written once, not twice.
+    partial, result = 16 * 512 * 4, 16 * 512 * 2
+    assert 0 <= tiles.merge["bytes read"] - 2 * partial < 512 and 0 <= tiles.merge["bytes written"] - (2 * partial - result) < 512
     # The cache is read once: its bytes lie in so many lines at least, and not in many more.
     assert 2 * 200 * 576 / 128 < counted.launches[0].lines_read < 2 * 208 * 576 / 128 + 700
 
 
-@pytest.mark.parametrize(("batch", "num_splits", "few"), [(8, None, 1), (6, 2, 1), (6, None, 3), (5, None, 5)])
+@pytest.mark.parametrize(("batch", "num_splits", "few"), [(8, None, 1), (6, 2, 1), (3, None, 1)])
 def test_scaled_counts_are_those_of_the_whole_launch(emulator_device, monkeypatch, batch, num_splits, few):
-    """Some of the requests, taken times the rest, count as all of them do; five requests do not divide the compute units and are all counted."""
+    """Some of the requests, taken times the rest, count as all of them do."""
     shape = Shape(batch=batch, kv_len=130, kv_format="mxfp4", num_splits=num_splits)
-    whole = count_decode(shape, emulator_device, exact=True)
+    whole = count_launches(shape, emulator_device, exact=True)
     monkeypatch.setattr(speed, "EXACT_TOKENS", 1)
-    scaled = count_decode(shape, emulator_device)
-    for one, other in zip(whole.launches, scaled.launches, strict=True):
-        assert one.sampled is None and other.sampled == (None if few == batch else one.num_workgroups * few // batch)
-        assert one.kind_totals == other.kind_totals and np.array_equal(one.lds_conflict_cycles, other.lds_conflict_cycles)
+    for one, other in zip(whole, count_launches(shape, emulator_device), strict=True):
+        assert one.sampled is None and other.sampled == one.num_workgroups * few // batch
+        assert one.by_kind.shape[:2] == other.by_kind.shape[:2]
+        for name in ("mfma", "transcendental", "barrier", "lds", "vmem", "smem"):  # not vector and branches: rescaling depends on the numbers
+            assert one.by_class[name] == other.by_class[name]
+        assert one.num_instructions == pytest.approx(other.num_instructions, rel=0.02)
+        assert one.lds_conflict_cycles.sum() == other.lds_conflict_cycles.sum() and one.atomics.sum() == other.atomics.sum()
         # The requests of the whole batch share a few lines of the index arrays, and their pages do not all begin on a line.
         assert one.lines_read == pytest.approx(other.lines_read, rel=0.05) and one.lines_written == pytest.approx(other.lines_written, rel=0.05)
-        assert np.allclose(one.workgroup_lines_read, other.workgroup_lines_read, rtol=0.05)
+        assert np.allclose(np.sort(one.workgroup_lines_read), np.sort(other.workgroup_lines_read), rtol=0.05)
 
 
 def test_timeline_of_one_workgroup(counted):
@@ -97,7 +104,7 @@ def test_speed_reports_the_model(capsys, tmp_path):
         assert re.search(rf"t_{resource} +[\d.]+ µs +[\d.]+%", out)
     content = json.loads(files[0].read_text())
     assert content["label"] == "modelled" and content["kv_bytes"] == 2 * 100 * 1152
-    assert content["lower_seconds"] < content["upper_seconds"] and len(content["launches"]) == 2
+    assert content["lower_seconds"] < content["upper_seconds"] and len(content["launches"]) == 1
     assert files[1].read_text().startswith("<!doctype html>") and json.loads(files[2].read_text())["traceEvents"]
 
 
@@ -205,5 +212,5 @@ def test_blocks_of_two_dimensions(emulator_device, sample):
 
 def test_counting_leaves_the_device_as_it_was():
     with open_device("emulator") as device:
-        count_decode(Shape(batch=1, kv_len=5, kv_format="bf16"), device)
+        assert count_launches(Shape(batch=1, kv_len=5, kv_format="bf16"), device)[0].num_workgroups == 1
         assert device.observe is None

@@ -172,9 +172,11 @@ def test_every_matrix_instruction_has_a_rate_that_agrees_with_its_passes():
 
 
 def test_marginal_cost_of_a_tile():
-    """Two launches of two workgroups, 4 and 6 tiles each: 7 vector instructions a tile, 3 once."""
+    """Launches of two workgroups, 4 and 6 tiles each: 7 vector instructions a tile, 3 once; in the split one, 5 more for both."""
     few, many = ([[[3 + 7 * tiles, *WAVE[1:]]]] * 2 for tiles in (4, 6))
-    tiles = marginal(counts(few, lds_cycles=40), 4, counts(many, lds_cycles=60), 6, 64)
+    halves = [[[31, *WAVE[1:]]], [[31 + 5, *WAVE[1:]]]]
+    tiles = marginal(counts(few, lds_cycles=40), 4, counts(many, lds_cycles=60), 6, counts(halves, lds_cycles=40), 64)
+    assert tiles.merge == {name: 5 if name == "valu" else 0 for name in tiles.merge}
     assert tiles.per_tile["valu"] == 7 and tiles.once["valu"] == 3
     assert tiles.per_tile["LDS cycles"] == 10 and tiles.once["LDS cycles"] == 0
     assert tiles.per_tile["salu"] == 0 and tiles.once["salu"] == 5 and tiles.instructions_per_token == 7 / 64
@@ -182,9 +184,9 @@ def test_marginal_cost_of_a_tile():
 
 def test_report_as_text_json_and_page():
     report = speed_of_light([counts([[WAVE] * 4] * 5, lines=1000), counts([[WAVE]] * 3).repeated(2)], CARD)
-    tiles = marginal(counts([[WAVE]]), 1, counts([[[2 * n for n in WAVE]]]), 2, 64)
+    tiles = marginal(counts([[WAVE]]), 1, counts([[[2 * n for n in WAVE]]]), 2, counts([[WAVE]] * 2), 64)
     text = as_text(report, "a title", tiles, 123456)
-    assert "modelled on test card" in text and "<- bounds it" in text and "counted on 3 of them" in text and "123,456 bytes" in text
+    assert "modelled on test card" in text and "<- bounds it" in text and "counted on 3 of them and scaled" in text and "123,456 bytes" in text
     assert "ds_read_b64 at 0x40: 0.5 more cycles an access, 40 in all" in text
     assert max(map(len, text.splitlines())) < 200
     content = json.loads(json.dumps(as_json(report, "a title", tiles, 123456), default=dict))

@@ -101,10 +101,13 @@ class LaunchCounts:
         return {self.kinds[i]: int(totals[i]) for i in np.argsort(-totals, kind="stable")}
 
     def repeated(self, times: int) -> LaunchCounts:
-        """This launch `times` over, on as many times the memory: what a batch of that many equal requests counts, without running it."""
+        """This launch `times` over, on as many times the memory: what a batch of that many equal requests counts, without running it.
+
+        Each workgroup is followed by its copies, so that the long ones still come before the short ones.
+        """
         names = ("by_kind", "workgroup_lines_read", "workgroup_lines_written", *_WAVE_COUNTS)
         x, y, z = self.grid
-        arrays: dict[str, Any] = {name: np.concatenate([getattr(self, name)] * times) for name in names}
+        arrays: dict[str, Any] = {name: np.repeat(getattr(self, name), times, axis=0) for name in names}
         return replace(
             self,
             **arrays,
