@@ -54,7 +54,7 @@ table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-
 td, th { padding: 5px 0 5px 16px; border-bottom: 1px solid var(--line); text-align: right; }
 th { font-weight: 600; color: var(--soft); white-space: nowrap; }
 td:first-child, th:first-child { padding-left: 0; text-align: left; }
-.words td { text-align: left; }
+.words td, .words th { text-align: left; }
 tr:last-child td { border-bottom: 0; }
 """
 
