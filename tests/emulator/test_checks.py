@@ -119,3 +119,43 @@ def test_unchecked_run_does_not_fault(compiled: Callable[[str], Path], file: str
     """The checks add faults; they are not what keeps the emulator from running."""
     with open_device("emulator") as device:
         launch(device, compiled(file), kernel, grid)
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_use_after_free(device: Device, compiled: Callable[[str], Path], freed: bool) -> None:
+    module = device.load(compiled("bounds"))
+    x, out = device.to_device(np.arange(THREADS, dtype=np.int32)), device.allocate(4 * THREADS)
+    table = device.to_device(np.array([x.address], np.uint64))
+    address = x.address
+    if freed:
+        x.free()
+        with pytest.raises(KernelFault, match=rf"after_free: read of 4 bytes outside live memory.*wave 0, lane 0, address {address:#x}"):
+            device.launch(module.kernel("after_free"), 1, table=table, out=out)
+    else:
+        device.launch(module.kernel("after_free"), 1, table=table, out=out)
+        assert (out.download((THREADS,), np.int32) == np.arange(THREADS)).all()
+
+
+def test_checks_may_be_switched_while_a_device_is_used(compiled: Callable[[str], Path]) -> None:
+    """What an unchecked launch stores counts as written; buffers made later are followed again."""
+    with open_device("emulator", checks="strict") as device:
+        module = device.load(compiled("undefined"))
+        x, fresh, out = device.to_device(np.arange(4 * THREADS, dtype=np.int32)), device.allocate(4 * THREADS), device.allocate(4 * THREADS)
+        device.checks = "off"  # type: ignore[attr-defined]
+        device.launch(module.kernel("undefined_store_mended"), 1, x=x, out=fresh)
+        device.checks = "strict"  # type: ignore[attr-defined]
+        device.launch(module.kernel("undefined_memory"), 1, x=x, fresh=fresh, out=out)
+        with pytest.raises(KernelFault, match="undefined value"):
+            device.launch(module.kernel("undefined_memory"), 1, x=x, fresh=device.allocate(4 * THREADS), out=out)
+
+
+def test_part_of_a_buffer_that_was_filled_is_defined(compiled: Callable[[str], Path]) -> None:
+    with open_device("emulator", checks="strict") as device:
+        module = device.load(compiled("undefined"))
+        x, out = device.to_device(np.arange(4 * THREADS, dtype=np.int32)), device.allocate(4 * THREADS)
+        fresh = device.allocate(8 * THREADS)
+        device.memory.define(fresh.address, 4 * THREADS - 4)  # type: ignore[attr-defined]
+        with pytest.raises(KernelFault, match=r"undefined value.*wave 3, lane 63"):
+            device.launch(module.kernel("undefined_memory"), 1, x=x, fresh=fresh, out=out)
+        device.memory.define(fresh.address + 4 * THREADS - 4, 4)  # type: ignore[attr-defined]
+        device.launch(module.kernel("undefined_memory"), 1, x=x, fresh=fresh, out=out)
