@@ -100,7 +100,7 @@ def _find_facts(instruction: Instruction) -> Facts:
 
 def _horizon(facts: Facts) -> int:
     if facts.is_matrix:
-        return _result_states(facts, memory=True)
+        return max(_result_states(facts, memory=True), _result_states(facts, memory=False))
     if facts.is_valu:
         return _SCALAR_HORIZON if facts.writes and max(facts.writes) >= SGPR else 3
     return 2 if facts.store_data else 1 if SGPR + M0 in facts.writes else 0
@@ -154,7 +154,7 @@ def _result_states(first: Facts, memory: bool) -> int:
     """From a matrix instruction to whatever reads or overwrites its result."""
     if first.mnemonic.endswith("f64"):
         big = first.passes == 16
-        return (18 if big else 9) if memory else (11 if big else 6)
+        return (18 if big else 9) if memory else (19 if big else 6)
     return first.passes + (3 + (first.passes != 2) if first.is_xdl else 2)
 
 
