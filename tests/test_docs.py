@@ -30,6 +30,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
     (kernel,) = [text for language, text in BLOCKS if language == "cpp"]
     (folder / "reverse.hip").write_text(kernel)
+    (arguments,) = [text for language, text in BLOCKS if language == "json"]
+    (folder / "args.json").write_text(arguments)
     shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     (build,) = [line for line in COMMANDS if line.startswith(".venv/bin/python ")]
     run(shlex.split(build)[1:], folder)
@@ -37,8 +39,8 @@ def folder(tmp_path_factory):
 
 
 def test_blocks_are_of_known_kinds():
-    assert {language for language, _ in BLOCKS} == {"sh", "cpp", "python", "text"}
-    assert len(PROGRAMS) == 3 and all(BLOCKS[i + 1][0] == "text" for i, (language, _) in enumerate(BLOCKS) if language == "python")
+    assert {language for language, _ in BLOCKS} == {"sh", "cpp", "python", "text", "json"}
+    assert len(PROGRAMS) == 2 and all(BLOCKS[i + 1][0] == "text" for i, (language, _) in enumerate(BLOCKS) if language == "python")
 
 
 @pytest.mark.parametrize("program", range(len(PROGRAMS)))
