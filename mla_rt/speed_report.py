@@ -112,14 +112,22 @@ def _launch_json(launch: LaunchTime) -> dict[str, Any]:
         "lines_written": counts.lines_written,
         "workgroup_lines_read": int(counts.workgroup_lines_read.sum()),
         "workgroup_lines_written": int(counts.workgroup_lines_written.sum()),
-        "lds_conflicts_by_pc": {f"{pc:#x}": cycles for pc, (_, cycles, _) in _worst_conflicts(counts, len(counts.lds_sites)).items()},
+        "lds_conflicts_by_pc": {f"{pc:#x}": cycles for pc, (_, cycles, _) in counts.lds_sites.items() if cycles},
     }
 
 
-def _worst_conflicts(counts: LaunchCounts, count: int) -> dict[int, tuple[str, int, int]]:
-    """By pc: (mnemonic, conflict cycles, accesses of a wave), the worst first; none without conflicts."""
-    worst = sorted(counts.lds_sites.items(), key=lambda site: -site[1][1])[:count]
-    return {pc: site for pc, site in worst if site[1]}
+def _conflict_lines(counts: LaunchCounts, count: int) -> list[str]:
+    """The worst conflicts; places of one mnemonic and rate together."""
+    alike: dict[tuple[str, float], list[tuple[int, int]]] = {}
+    for pc, (mnemonic, cycles, accesses) in counts.lds_sites.items():
+        if cycles:
+            alike.setdefault((mnemonic, round(cycles / accesses, 1)), []).append((pc, cycles))
+    worst = sorted(alike.items(), key=lambda item: -sum(cycles for _, cycles in item[1]))[:count]
+    lines = []
+    for (mnemonic, rate), places in worst:
+        where = f"at {places[0][0]:#x}" + (f" and {len(places) - 1} more places" if len(places) > 1 else "")
+        lines.append(f"{mnemonic} {where}: {rate} more cycles an access, {sum(cycles for _, cycles in places):,} in all")
+    return lines
 
 
 def as_text(report: SpeedOfLight, title: str, tiles: Tiles | None = None, kv_bytes: int | None = None) -> str:
@@ -171,8 +179,7 @@ def _launch_text(launch: LaunchTime) -> list[str]:
             f"  {'LDS':<12} {counts.lds_read_bytes.sum():,} bytes read, {counts.lds_written_bytes.sum():,} written, {cycles:,} cycles "
             f"and {conflicts:,} more from bank conflicts ({conflicts / max(cycles, 1):.0%})"
         )
-        for pc, (mnemonic, extra, accesses) in _worst_conflicts(counts, 4).items():
-            lines.append(f"  {'':<12}   {mnemonic} at {pc:#x}: {extra / accesses:.1f} more cycles an access, {extra:,} in all")
+        lines += [f"  {'':<12}   {line}" for line in _conflict_lines(counts, 4)]
     lines.append(
         f"  {'memory':<12} {counts.read_bytes.sum() + counts.scalar_read_bytes.sum():,} bytes requested, {counts.lines_read:,} distinct lines of 128 "
         f"(workgroup by workgroup {counts.workgroup_lines_read.sum():,})"
