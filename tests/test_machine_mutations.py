@@ -8,8 +8,7 @@ import pytest
 
 from mla_rt.code_object import code_object_path
 from mla_rt.device import open_device
-from mutate_kernels import KINDS, batches, choose, mutants, noticed, sites
-from tolerance import assert_decoded
+from mutate_kernels import KINDS, batches, choose, judge, mutants, noticed, sites
 
 BARRIERS = [mutant for mutant in mutants() if mutant.kind == "barrier" and mutant.site.kernel == "mla_decode_bf16"]
 FORMATS = choose([mutant for mutant in mutants() if mutant.kind == "format"], 2, seed=1)
@@ -25,7 +24,7 @@ def test_kernels_as_they_are_pass_all_that_judges_mutants():
 
     for batch in batches("fp8_e4m3fn")[1::3]:
         with open_device("emulator", timing="latest", checks="strict") as device:
-            assert_decoded(*run(batch, device), *batch.exact())
+            judge(run(batch, device), batch.exact())
 
 
 def test_every_kind_has_mutants_that_change_only_their_instruction():
