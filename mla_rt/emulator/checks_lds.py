@@ -1,8 +1,9 @@
 """Check of LDS: races between the waves of a workgroup, and bytes that an LDS-DMA may not have written yet.
 
 Between two barriers (a phase) nothing orders the waves of a workgroup. So a dword that two waves touch in one phase, one of them writing, is a
-race; atomics do not race with each other. An LDS-DMA writes at some time between its issue and the vmcnt wait that covers it, so it counts as a
-write in every phase in between, and its own wave must not touch the bytes before the wait.
+race; atomics do not race with each other. An access that no lgkmcnt wait covers by the barrier goes on in the next phase. An LDS-DMA writes at some
+time between its issue and the vmcnt wait that covers it, so it counts as a write in every phase in between, and its own wave must not touch the
+bytes before the wait.
 
 Each wave has one mark a dword for each kind of access. Marking is one scatter an access; the marks of a workgroup's waves are compared once, at
 the end of the phase. What is found is then looked up, byte for byte, in the log of the phase's accesses, which costs nothing unless there is one.
@@ -10,10 +11,11 @@ the end of the phase. What is found is then looked up, byte for byte, in the log
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .instruction import Instruction
 from .observer import Observer
 from .shadow import any_set
 from .state import Group, State
@@ -32,6 +34,8 @@ class _Access:
     mask: np.ndarray
     nbytes: int
     access: str
+    issued: np.ndarray  # [waves] DS instructions of each wave by then, this one included
+    carried: bool = False  # begun in an earlier phase
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class _Touch:
 
 
 class LdsRaces(Observer):
+    watches_registers = True  # for `instruction`
     watches_completion = True
 
     def begin(self, state: State) -> None:
@@ -61,6 +66,15 @@ class LdsRaces(Observer):
         self._pending = np.zeros(state.num_waves * self._dwords, np.uint8)  # DMAs in flight to a dword, of each wave
         self._num_in_flight = 0
         self._log: list[_Access] = []
+        self._issued, self._covered = (np.zeros(state.num_waves, np.int64) for _ in range(2))  # DS instructions; those that waits cover
+
+    def instruction(self, group: Group, instruction: Instruction) -> None:
+        if instruction.encoded.encoding == "DS":
+            self._issued[group.waves] += 1
+        elif instruction.mnemonic == "s_waitcnt":
+            lgkmcnt = instruction.encoded.simm16 >> 8 & 15
+            if lgkmcnt < 15:  # DS instructions complete in order; whatever else is counted makes it only fewer of them
+                self._covered[group.waves] = np.maximum(self._covered[group.waves], self._issued[group.waves] - lgkmcnt)
 
     def lds(self, group: Group, address: np.ndarray, mask: np.ndarray, nbytes: int, access: str) -> None:
         where = self._where(group.indices, address, mask)
@@ -73,7 +87,7 @@ class LdsRaces(Observer):
         if len(self._log) >= _LOG_LIMIT:
             self._compare(group.state)
             self._log = [entry for entry in self._log if entry.access == "DMA write"]
-        self._log.append(_Access(group.pc, group.indices, address, mask, nbytes, access))
+        self._log.append(_Access(group.pc, group.indices, address, mask, nbytes, access, self._issued[group.indices]))
 
     def landed(self, state: State, waves: np.ndarray, address: np.ndarray, mask: np.ndarray, nbytes: int) -> None:
         where = self._where(waves, address, mask)
@@ -89,7 +103,10 @@ class LdsRaces(Observer):
             self._write[:] = 0
         if self._atomic is not None:
             self._atomic[:] = 0
-        self._log = [kept for kept in map(self._still_in_flight, self._log) if kept is not None] if self._num_in_flight else []
+        if self._num_in_flight or (self._issued != self._covered).any():
+            self._log = [kept for kept in map(self._carried, self._log) if kept is not None]
+        else:
+            self._log = []
 
     def _marks_of(self, kind: int) -> np.ndarray:
         if kind == _ATOMIC and self._atomic is None:
@@ -128,13 +145,18 @@ class LdsRaces(Observer):
             what = f"{verb} of {nbytes} bytes of LDS that an LDS-DMA of this wave may not have written yet: no vmcnt wait covers it"
             raise group.fault(what, hit, address)
 
-    def _still_in_flight(self, entry: _Access) -> _Access | None:
-        """The part of a DMA that goes on in the next phase."""
-        if entry.access != "DMA write":
+    def _carried(self, entry: _Access) -> _Access | None:
+        """The part of an access that goes on in the next phase, marked there."""
+        if entry.access == "DMA write":
+            first = (entry.address >> 2) + (entry.waves * self._dwords)[:, None]
+            mask = entry.mask & (self._pending.take(first, mode="clip") != 0)
+        else:
+            mask = entry.mask & (entry.issued > self._covered[entry.waves])[:, None]
+        if not mask.any():
             return None
-        first = (entry.address >> 2) + (entry.waves * self._dwords)[:, None]
-        mask = entry.mask & (self._pending.take(first, mode="clip") != 0)
-        return _Access(entry.pc, entry.waves, entry.address, mask, entry.nbytes, entry.access) if mask.any() else None
+        if entry.access != "DMA write":
+            _mark(self._marks_of(_KINDS[entry.access]), self._where(entry.waves, entry.address, mask), entry.nbytes)
+        return replace(entry, mask=mask, carried=True)
 
     # ---- comparing the waves of each workgroup
 
@@ -216,5 +238,6 @@ def _fault(state: State, first: _Touch, second: _Touch) -> Exception:
         f"{first.access.access} of {first.access.nbytes} bytes at {first.start:#x} by wave {state.wave_in_workgroup[first.wave]}, lane {first.lane} "
         f"at pc {first.access.pc - state.image_base:#x}"
     )
-    what = f"LDS race: {second.access.access} of {second.access.nbytes} bytes and, with no barrier between, {earlier}"
+    between = "no wait for it before the barrier" if first.access.carried else "no barrier between"
+    what = f"LDS race: {second.access.access} of {second.access.nbytes} bytes and, with {between}, {earlier}"
     return group.fault(what, lanes, np.array([[second.start]]))

@@ -26,7 +26,7 @@ from .observer import Observer
 from .release import Releases
 from .state import Group, State
 
-_LIST_LIMIT = 1 << 26  # cells in the list of an allocation's reads; beyond, they are marked
+_LIST_LIMIT = 1 << 24  # cells in the list of an allocation's reads; beyond, they are marked
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,18 @@ template <bool MENDED> DEVICE void body_missing_barrier(const i32* x, i32* out) 
 }
 FAULTY(missing_barrier, (const i32* x, i32* out), (x, out))
 
+// The barrier is there, but the store may be under way when the wave arrives at it.
+template <bool MENDED> DEVICE void body_barrier_without_wait(const i32* x, i32* out) {
+    SHARED i32 row[THREADS];
+    volatile LDS i32* lds = (volatile LDS i32*)row;
+    const i32 thread = thread_idx();
+    lds[thread] = x[thread];
+    if (MENDED) __builtin_amdgcn_s_waitcnt(0xc07f);  // lgkmcnt(0)
+    __builtin_amdgcn_s_barrier();
+    out[thread] = lds[THREADS - 1 - thread];
+}
+FAULTY(barrier_without_wait, (const i32* x, i32* out), (x, out))
+
 // A value is overwritten that another wave may not have read.
 template <bool MENDED> DEVICE void body_early_overwrite(const i32* x, i32* out) {
     SHARED i32 row[THREADS];
