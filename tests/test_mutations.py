@@ -67,14 +67,14 @@ MUTATIONS = (
     Mutation("end of a page", "kv_tile.h", " && (token & page_mask()) + count <= page_mask() + 1", "", (RAGGED.but(page_size=4),)),
     Mutation(
         "scale of V in mxfp4",
-        "kv_tile.h",
-        "e8m0_as_exponent(tile->scale_pairs[KvTile<Mxfp4>::scale_offset(token, block)])",
-        "1.0f",
+        "output.h",
+        "*(const LDS u32*)(tile->scale_pairs + KvTile<Mxfp4>::scale_offset(token, 2 * n, first_block))",
+        "((void)tile, 0x7f7f)",
         kv_formats=("mxfp4",),
     ),
     Mutation("scale of V in fp8", "mla_decode.hip", "reciprocal_or_zero(sum) * kv_scale", "reciprocal_or_zero(sum)", **FP8),
     Mutation("low term of the query", "scores.h", "TERMS = 2, ROW_BYTES", "TERMS = 1, ROW_BYTES", **NARROW),
-    Mutation("low terms of the weights", "output.h", "using Weights = WeightTile<3>;", "using Weights = WeightTile<1>;", **FP8),
+    Mutation("low terms of the weights", "output.h", "WeightTile<3, ", "WeightTile<1, ", **FP8),
 )
 
 

@@ -135,12 +135,16 @@ template <int OFFSET = 0> DEVICE void dma_16_to_lds(const u8* source, LDS u8* ta
 DEVICE void dma_2_to_lds(const u8* source, LDS u8* target) {
     __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)source, (LDS void*)target, 2, 0, 0);
 }
+constexpr i32 RAW_BUFFER = 0x00027000;  // word 3 of a buffer resource: 32-bit data, no stride, no swizzle
 // Lane l's 16 bytes at `source` + `offset` (`offset` of each lane) go to `target` + 16 * l. Dwords that do not lie within the `num_bytes` at
 // `source` are not read: LDS gets 0. OFFSET counts on both sides.
 template <int OFFSET = 0> DEVICE void buffer_dma_16_to_lds(const u8* source, i32 num_bytes, i32 offset, LDS u8* target) {
-    constexpr i32 RAW_DWORDS = 0x00027000;  // word 3 of a buffer resource: 32-bit data, no stride, no swizzle
-    const auto resource = __builtin_amdgcn_make_buffer_rsrc((void*)source, 0, num_bytes, RAW_DWORDS);
+    const auto resource = __builtin_amdgcn_make_buffer_rsrc((void*)source, 0, num_bytes, RAW_BUFFER);
     __builtin_amdgcn_raw_ptr_buffer_load_lds(resource, (LDS void*)target, 16, offset, 0, OFFSET, 0);
+}
+DEVICE void buffer_dma_2_to_lds(const u8* source, i32 num_bytes, i32 offset, LDS u8* target) {
+    const auto resource = __builtin_amdgcn_make_buffer_rsrc((void*)source, 0, num_bytes, RAW_BUFFER);
+    __builtin_amdgcn_raw_ptr_buffer_load_lds(resource, (LDS void*)target, 2, offset, 0, 0, 0);
 }
 // All loads, stores and DMA of this wave have landed. The fence keeps LDS reads behind it: the compiler does not know that a DMA writes LDS.
 DEVICE void wait_for_memory() {

@@ -20,15 +20,21 @@ template <class Format> struct KvRows {
     alignas(16) u8 rows[Format::TOKENS * Format::ROW_BYTES];
 };
 template <class Format> struct KvTile : KvRows<Format> {};
-// MXFP4 scales are 18 bytes a row, a row at any even address: they come as 2-byte DMAs, which LDS gets 4 bytes apart.
+// MXFP4 scales are 18 bytes a row, a row at any even address: they come as 2-byte DMAs, which LDS gets 4 bytes apart, 64 rows at a time.
 template <> struct KvTile<Mxfp4> : KvRows<Mxfp4> {
     static constexpr int PAIRS_PER_ROW = Mxfp4::SCALES_PER_ROW / 2;
-    static constexpr int NUM_SCALE_DMAS = Mxfp4::TOKENS * PAIRS_PER_ROW / LANES;
-    static_assert(Mxfp4::TOKENS * PAIRS_PER_ROW % LANES == 0 && Mxfp4::TOKENS == LANES);
+    static constexpr int PART_ROWS = LANES, NUM_PARTS = Mxfp4::TOKENS / PART_ROWS, DMAS_PER_PART = PAIRS_PER_ROW;
     alignas(16) u8 scale_pairs[Mxfp4::TOKENS * PAIRS_PER_ROW * 4];
 
-    DEVICE_MEMBER static i32 scale_offset(i32 token, i32 block) { return (token * PAIRS_PER_ROW + block / 2) * 4 + block % 2; }
+    // Of block `first` + `block`; `first` is even.
+    DEVICE_MEMBER static i32 scale_offset(i32 token, i32 first, i32 block) { return (token * PAIRS_PER_ROW + block / 2) * 4 + block % 2 + first * 2; }
 };
+
+// Where byte `first` + `offset` of a token's row is in the tile. `first` is a whole number of the bytes that swizzling stays within, so that, where it
+// is a constant, the compiler can put it into the instruction.
+template <class Format> DEVICE const LDS u8* byte_of(const LDS KvTile<Format>* tile, i32 token, i32 first, i32 offset) {
+    return tile->rows + token * Format::ROW_BYTES + (offset ^ Format::swizzle(token) * DMA_BYTES) + first;
+}
 
 // Where one request's tokens lie, up to the end of the split. Tokens past it stand for its last one: what no request owns is never read, and
 // a weight of 0 meets a finite value.
@@ -69,20 +75,28 @@ template <int COUNT, int STRIDE, class Source, class Start> DEVICE void start_dm
     end_dmas();
 }
 
-// One unit's DMAs first, first + STRIDE, ..
-template <class Format, int STRIDE> DEVICE void load_unit(LDS u8* unit_rows, const u8* kv, const TokenTable& tokens, i32 token, i32 first, i32 lane) {
+// DMAs first, first + STRIDE, .. of a unit, which begins at the request's token `token` and the tile's row `unit_row`.
+template <class Format, int STRIDE>
+DEVICE void load_unit(LDS KvRows<Format>* tile, const u8* kv, const TokenTable& tokens, i32 token, i32 unit_row, i32 first, i32 lane) {
     using Rows = KvRows<Format>;
-    const auto start = [&](i32 dma, const u8* source) { dma_16_to_lds(source, unit_rows + dma * DMA_CHUNK); };
+    LDS u8* const target = tile->rows + unit_row * Format::ROW_BYTES;
+    const auto start = [&](i32 dma, const u8* source) { dma_16_to_lds(source, target + dma * DMA_CHUNK); };
+    // Row of the unit that the lane's 16 bytes of a DMA lie in, and where in the row they come from.
+    const auto row_of = [&](i32 dma) { return (dma * LANES + lane) / Rows::CHUNKS_PER_ROW; };
+    const auto offset_of = [&](i32 dma) {
+        return ((dma * LANES + lane) % Rows::CHUNKS_PER_ROW ^ Format::swizzle(unit_row + row_of(dma))) * DMA_BYTES;
+    };
     if (tokens.contiguous(token, Rows::UNIT_ROWS)) {
         const u8* rows = kv + tokens.row_of(token) * Format::ROW_BYTES;
-        start_dmas<Rows::DMAS_PER_UNIT, STRIDE>(first, [&](i32 dma) { return rows + u32(dma * DMA_CHUNK + lane * DMA_BYTES); }, start);
+        begin_dmas();
+        for_every<Rows::DMAS_PER_UNIT, STRIDE>(first, [&](i32, i32 dma) {
+            buffer_dma_16_to_lds(rows, Rows::UNIT_BYTES, row_of(dma) * Format::ROW_BYTES + offset_of(dma), target + dma * DMA_CHUNK);
+        });
+        end_dmas();
     } else {
         const i64 row = tokens.row_of(token + lane % Rows::UNIT_ROWS);
-        const auto source = [&](i32 dma) {
-            const i32 chunk = dma * LANES + lane;
-            return kv + shuffle(row, chunk / Rows::CHUNKS_PER_ROW) * Format::ROW_BYTES + chunk % Rows::CHUNKS_PER_ROW * DMA_BYTES;
-        };
-        start_dmas<Rows::DMAS_PER_UNIT, STRIDE>(first, source, start);
+        start_dmas<Rows::DMAS_PER_UNIT, STRIDE>(
+            first, [&](i32 dma) { return kv + shuffle(row, row_of(dma)) * Format::ROW_BYTES + offset_of(dma); }, start);
     }
 }
 
@@ -91,8 +105,8 @@ template <class Format> DEVICE void load_rows(LDS KvRows<Format>* tile, const u8
     using Rows = KvRows<Format>;
     constexpr int WAVES_PER_UNIT = Rows::NUM_UNITS < NUM_WAVES ? NUM_WAVES / Rows::NUM_UNITS : 1;
     for_every<Rows::NUM_UNITS, NUM_WAVES / WAVES_PER_UNIT>(wave / WAVES_PER_UNIT, [&](i32, i32 unit) {
-        load_unit<Format, WAVES_PER_UNIT>(tile->rows + unit * Rows::UNIT_BYTES, kv, tokens, tile_begin + unit * Rows::UNIT_ROWS,
-                                          wave % WAVES_PER_UNIT, lane);
+        const i32 unit_row = unit * Rows::UNIT_ROWS;
+        load_unit<Format, WAVES_PER_UNIT>(tile, kv, tokens, tile_begin + unit_row, unit_row, wave % WAVES_PER_UNIT, lane);
     });
 }
 template <class Format>
@@ -103,36 +117,23 @@ template <>
 DEVICE_SPECIAL void load_tile(LDS KvTile<Mxfp4>* tile, const u8* kv, const u8* kv_scales, const TokenTable& tokens, i32 tile_begin, i32 wave, i32 lane) {
     using Tile = KvTile<Mxfp4>;
     load_rows<Mxfp4>(tile, kv, tokens, tile_begin, wave, lane);
-    const i64 row = tokens.row_of(tile_begin + lane);
-    start_dmas<Tile::NUM_SCALE_DMAS, NUM_WAVES>(
-        wave,
-        [&](i32 dma) {
+    constexpr int WAVES_PER_PART = NUM_WAVES / Tile::NUM_PARTS;
+    const i32 part_row = wave / WAVES_PER_PART * Tile::PART_ROWS, token = tile_begin + part_row;
+    LDS u8* const target = tile->scale_pairs + part_row * (Tile::PAIRS_PER_ROW * 4);
+    const auto start = [&](i32 dma, const u8* source) { dma_2_to_lds(source, target + dma * (LANES * 4)); };
+    if (tokens.contiguous(token, Tile::PART_ROWS)) {
+        const u8* scales = kv_scales + tokens.row_of(token) * Mxfp4::SCALES_PER_ROW;
+        begin_dmas();
+        for_every<Tile::DMAS_PER_PART, WAVES_PER_PART>(wave % WAVES_PER_PART, [&](i32, i32 dma) {
+            buffer_dma_2_to_lds(scales, Tile::PART_ROWS * Mxfp4::SCALES_PER_ROW, (dma * LANES + lane) * 2, target + dma * (LANES * 4));
+        });
+        end_dmas();
+    } else {
+        const i64 row = tokens.row_of(token + lane);
+        const auto source = [&](i32 dma) {
             const i32 pair = dma * LANES + lane;
             return kv_scales + shuffle(row, pair / Tile::PAIRS_PER_ROW) * Mxfp4::SCALES_PER_ROW + pair % Tile::PAIRS_PER_ROW * 2;
-        },
-        [&](i32 dma, const u8* source) { dma_2_to_lds(source, tile->scale_pairs + dma * (LANES * 4)); });
-}
-
-// V of an MXFP4 tile as bf16, which holds every value exactly. Rows are padded against bank conflicts of the transposed reads.
-struct ValueTile {
-    static constexpr int ROW_BYTES = KV_LORA_RANK_COLUMNS * 2 + 16;
-    alignas(16) u8 rows[Mxfp4::TOKENS * ROW_BYTES];
-};
-
-// Each thread takes pieces of one MX block.
-DEVICE void expand_values(LDS ValueTile* values, const LDS KvTile<Mxfp4>* tile, i32 thread) {
-    constexpr int PIECES_PER_ROW = KV_LORA_RANK_COLUMNS / MX_BLOCK;
-#pragma unroll
-    for (i32 i = 0; i < Mxfp4::TOKENS * PIECES_PER_ROW / NUM_THREADS; i++) {
-        const i32 piece = i * NUM_THREADS + thread, token = piece / PIECES_PER_ROW, block = piece % PIECES_PER_ROW;
-        LDS vec<bf16, 8>* target = (LDS vec<bf16, 8>*)(values->rows + token * ValueTile::ROW_BYTES + block * (MX_BLOCK * 2));
-        const auto codes = *(const LDS vec<u32, 4>*)(tile->rows + token * Mxfp4::ROW_BYTES + block * (MX_BLOCK / 2));
-        const f32 scale = e8m0_as_exponent(tile->scale_pairs[KvTile<Mxfp4>::scale_offset(token, block)]);
-#pragma unroll
-        for (i32 n = 0; n < 4; n++) {
-            const auto a = bf16_from_e2m1<0>(codes[n], scale), b = bf16_from_e2m1<1>(codes[n], scale);
-            const auto c = bf16_from_e2m1<2>(codes[n], scale), d = bf16_from_e2m1<3>(codes[n], scale);
-            target[n] = vec<bf16, 8>{a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]};
-        }
+        };
+        start_dmas<Tile::DMAS_PER_PART, WAVES_PER_PART>(wave % WAVES_PER_PART, source, start);
     }
 }

@@ -1,8 +1,7 @@
 // Absorbed MLA decode over a paged KV cache: 16 query rows of one request against a range of its tokens.
 //
-// A workgroup takes one item of the work list. Its four waves share a tile of tokens (64, or 128 for FP8):
+// A workgroup takes one item of the work list. Its four waves share a tile of tokens (128, or 64 of bf16):
 //   load     the tile's rows go from the cache to LDS by DMA, one tile ahead
-//   expand   V becomes bf16 (MXFP4; FP8 and bf16 serve as they are)
 //   QK       each wave scores a quarter of the tokens against all 16 rows
 //   softmax  row maxima cross the waves through LDS; weights go to LDS
 //   PV       each wave adds up 128 of the 512 value columns over all tokens
@@ -26,18 +25,6 @@ template <class Format> struct LdsPlan {
     KvTile<Format> kv[2];
     typename Output<Format>::Weights weights;
     CrossWave rows;
-    static constexpr int VALUE_ROW_BYTES = Format::ROW_BYTES;
-    DEVICE_MEMBER static const LDS u8* value_rows(LDS LdsPlan* lds, i32 buffer) { return lds->kv[buffer].rows; }
-    DEVICE_MEMBER static void expand(LDS LdsPlan*, i32, i32) {}
-};
-template <> struct LdsPlan<Mxfp4> {
-    KvTile<Mxfp4> kv[2];
-    ValueTile values;
-    Output<Mxfp4>::Weights weights;
-    CrossWave rows;
-    static constexpr int VALUE_ROW_BYTES = ValueTile::ROW_BYTES;
-    DEVICE_MEMBER static const LDS u8* value_rows(LDS LdsPlan* lds, i32) { return lds->values.rows; }
-    DEVICE_MEMBER static void expand(LDS LdsPlan* lds, i32 buffer, i32 thread) { expand_values(&lds->values, &lds->kv[buffer], thread); }
 };
 static_assert(sizeof(QueryTile) <= sizeof(KvTile<Fp8E4m3fn>) && sizeof(QueryTile) <= sizeof(KvTile<Mxfp4>));
 constexpr int LDS_LIMIT = 160 * 1024;
@@ -48,7 +35,6 @@ template <class Format>
 DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, const u8* kv_scales, const i32* qo_indptr, const i32* kv_indptr,
                        const i32* kv_indices, const i32* kv_last_page_len, const i32* work, bf16* out, f32* lse, f32* partial_out, f32* partial_lse,
                        u32* arrivals, i32 num_heads, i32 page_size_log2, i32 causal, f32 sm_scale, f32 kv_scale) {
-    using Plan = LdsPlan<Format>;
     constexpr int TOKENS = Format::TOKENS, TOKENS_PER_WAVE = TOKENS / NUM_WAVES;
     constexpr int SCORE_BLOCKS = TOKENS_PER_WAVE / 16;  // 16 x 16 results a wave and tile
     const i32 thread = thread_idx(), wave = wave_idx(), lane = thread % LANES, row = lane % 16, group = lane / 16;
@@ -85,7 +71,7 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
         wait_for_memory();
         lds_barrier();
         if (tile_begin + TOKENS < kv_end) load_tile(&lds->kv[buffer ^ 1], kv, kv_scales, tokens, tile_begin + TOKENS, wave, lane);
-        Plan::expand(lds, buffer, thread);
+        Out::prepare(&lds->weights, &lds->kv[buffer], thread);
 
         const i32 first_token = wave * TOKENS_PER_WAVE + group * 4;
         vec<f32, 4> score[SCORE_BLOCKS];
@@ -123,7 +109,7 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
         softmax.sum += Out::WEIGHTS_RELATIVE_TO_TILE ? sum * exp2(shift) : sum;
         lds_barrier();
 
-        output.template add<Plan::VALUE_ROW_BYTES>(Plan::value_rows(lds, buffer), &lds->weights, shift, wave * COLUMNS_PER_WAVE, lane);
+        output.add(&lds->kv[buffer], &lds->weights, shift, wave * COLUMNS_PER_WAVE, lane);
     }
 
     const f32 wave_sum = sum_over_lane_groups(softmax.sum);

@@ -5,14 +5,15 @@
 #pragma once
 #include "kv_tile.h"
 
-// The operand of one K = 128 step from a row of 576 8-bit numbers in LDS; 0 past the row's end.
-DEVICE vec<i32, 8> load_8bit_operand(const LDS u8* row, i32 step, i32 group) {
+// The operand of one K = 128 step: `at(first, column)` is where 16 8-bit numbers of a row of 576 are in LDS, from `first` + `column` on, `first` the
+// same for all lanes; 0 past the row's end.
+template <class At> DEVICE vec<i32, 8> load_8bit_operand(At at, i32 step, i32 group) {
     vec<i32, 8> operand = {};
 #pragma unroll
     for (i32 half = 0; half < 2; half++) {
-        const i32 column = step * MX_K + mfma_k_of_8bit(group, half);
-        if (column >= QK_COLUMNS) continue;
-        const auto four = *(const LDS vec<i32, 4>*)(row + column);
+        const i32 first = step * MX_K + mfma_k_of_8bit(0, half), column = mfma_k_of_8bit(group, half) - mfma_k_of_8bit(0, half);
+        if (first + column >= QK_COLUMNS) continue;
+        const auto four = *(const LDS vec<i32, 4>*)at(first, column);
 #pragma unroll
         for (i32 n = 0; n < 4; n++) operand[half * 4 + n] = four[n];
     }
@@ -34,7 +35,7 @@ template <class Format> struct Query {
         vec<f32, 4> sum = {};
 #pragma unroll
         for (i32 step = 0; step < STEPS; step++) {
-            const auto k = *(const LDS vec<bf16, 8>*)(tile->rows + token * Bf16::ROW_BYTES + step * (K * 2) + group * 16);
+            const auto k = *(const LDS vec<bf16, 8>*)byte_of(tile, token, step / 2 * (4 * K), step % 2 * (2 * K) + group * 16);
             sum = mfma_bf16(k, part[step], sum);
         }
         return sum;
@@ -112,7 +113,8 @@ struct SplitQuery {
 #pragma unroll
         for (i32 t = 0; t < QueryTile::TERMS; t++)
 #pragma unroll
-            for (i32 step = 0; step < STEPS; step++) term[t][step] = load_8bit_operand(tile->term[t] + row * QueryTile::ROW_BYTES, step, group);
+            for (i32 step = 0; step < STEPS; step++)
+                term[t][step] = load_8bit_operand([&](i32 first, i32 column) { return tile->term[t] + row * QueryTile::ROW_BYTES + first + column; }, step, group);
     }
 
   private:
@@ -126,7 +128,7 @@ template <> struct Query<Fp8E4m3fn> : SplitQuery {
         vec<f32, 4> sum = {};
 #pragma unroll
         for (i32 step = 0; step < STEPS; step++) {
-            const auto k = load_8bit_operand(tile->rows + token * Fp8E4m3fn::ROW_BYTES, step, group);
+            const auto k = load_8bit_operand([&](i32 first, i32 column) { return byte_of(tile, token, first, column); }, step, group);
 #pragma unroll
             for (i32 t = 0; t < QueryTile::TERMS; t++) sum = mfma_scaled<E4M3, E4M3>(k, term[t][step], sum, E8M0_ONE, e4m3_term_scale(t));
         }
@@ -141,14 +143,14 @@ template <> struct Query<Mxfp4> : SplitQuery {
         for (i32 step = 0; step < STEPS; step++) {
             vec<i32, 8> k = {};
             u32 scale = E8M0_ONE;
-            const i32 column = step * MX_K + mfma_k_of_4bit(group);
-            if (column < QK_COLUMNS) {
-                const auto codes = *(const LDS vec<i32, 4>*)(tile->rows + token * Mxfp4::ROW_BYTES + column / 2);
+            if (step * MX_K + mfma_k_of_4bit(group) < QK_COLUMNS) {
+                const auto codes = *(const LDS vec<i32, 4>*)byte_of(tile, token, step * (MX_K / 2), mfma_k_of_4bit(group) / 2);
 #pragma unroll
                 for (i32 n = 0; n < 4; n++) k[n] = codes[n];
             }
-            const i32 block = step * (MX_K / MX_BLOCK) + mfma_scale_block(group);
-            if (block < Mxfp4::SCALES_PER_ROW) scale = tile->scale_pairs[KvTile<Mxfp4>::scale_offset(token, block)];
+            constexpr int BLOCKS = MX_K / MX_BLOCK;
+            if (step * BLOCKS + mfma_scale_block(group) < Mxfp4::SCALES_PER_ROW)
+                scale = tile->scale_pairs[KvTile<Mxfp4>::scale_offset(token, step * BLOCKS, mfma_scale_block(group))];
 #pragma unroll
             for (i32 t = 0; t < QueryTile::TERMS; t++) sum = mfma_scaled<E2M1, E4M3>(k, term[t][step], sum, scale, e4m3_term_scale(t));
         }
