@@ -52,7 +52,7 @@ MUTATIONS = (
     barrier("before the maxima are read", "score_max[wave][row] = score_max;\n        "),
     barrier("before the weights are read", "sum * exp2(shift) : sum;\n        "),
     barrier("before the sums are read", "weight_sum[wave][row] = wave_sum;\n    "),
-    barrier("before the count of arrivals is read", "*broadcast = atomic_add(arrivals, 1);\n    ", "merge.h", (SPLIT,)),
+    barrier("before the count of arrivals is read", "*broadcast = atomic_add(arrivals, 1);\n    }\n    ", "merge.h", (SPLIT,)),
     Mutation("tail mask", "mla_decode.hip", VISIBLE, "causal ? kv_len - q_len + request_row / num_heads + 1 : kv_end + TOKENS", (FULL,)),
     Mutation("tail mask of a split", "mla_decode.hip", VISIBLE, VISIBLE.replace("min(kv_end, ", "min(kv_end + TOKENS, "), (SPLIT,)),
     Mutation("causal mask", "mla_decode.hip", VISIBLE, "causal ? min(kv_end, kv_len + request_row) : kv_end"),
