@@ -37,8 +37,8 @@ def hip_device(shim: Shim) -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def emulator_device() -> Iterator[Device]:
-    """The emulator, all waves advancing together."""
-    with open_device("emulator") as device:
+    """The emulator with strict checks, all waves advancing together."""
+    with open_device("emulator", checks="strict") as device:
         yield device
 
 
