@@ -15,8 +15,8 @@ import numpy as np
 _INT32_MAX = 2**31 - 1
 WORK_WORDS = 8
 
-# The cost model, in units of the time of one tile of tokens: what every workgroup pays (loading its query, storing its result), and what one of several
-# splits pays more (partials out and in again). From instruction counts of the FP8 kernel.
+# The cost model, in units of the time of one tile of tokens: what every workgroup pays (loading its query, storing its result), and what one
+# of several splits pays more (partials out and in again). From instruction counts of the FP8 kernel.
 FIXED_COST, SPLIT_COST = 2, 1
 # Lengths of a split that are tried: these parts of a CU's fair share of all tiles, and those of the longest request.
 _OF_FAIR_SHARE = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.8, 0.84, 0.88, 0.92, 0.96, 1, 1.04, 1.08, 1.15, 1.3)
