@@ -51,8 +51,8 @@ RAGGED = Case(kv_lens=(5, 0, 200, 77), q_lens=(1, 1, 2, 4), page_size=16, num_sp
 # Pages of one token, requests of fewer rows than a tile, no causal mask, splits that end within a tile.
 SPLIT = Case(kv_lens=(131, 70, 3), q_lens=(1, 3, 1), num_heads=5, page_size=1, num_splits=3, causal=False, seed=1)
 EXTREME = Case(kv_lens=(150, 64), q_lens=(1, 1), num_heads=16, page_size=4, num_splits=2, values="bytes", seed=2)
-# Merges of more splits.
-MERGE = Case(kv_lens=(60, 9), num_heads=3, num_splits=5, seed=3)
+# Merges of more splits than a row of lanes, and than a wave, has lanes.
+MERGE = Case(kv_lens=(150, 40), num_heads=3, num_splits=70, seed=3)
 CASES = (RAGGED, SPLIT, EXTREME, MERGE)
 # One batch again with logits so much larger that every bit of a query's low term counts.
 SHARPER = 8.0
