@@ -32,7 +32,7 @@ Self = TypeVar("Self", bound="_Resource")
 MAX_WORK_ITEMS = 1 << 32  # HIP takes fewer than this many work-items in each dimension of a grid
 
 
-class _Resource:
+class _Resource(ABC):
     """Something that a device made and that must be closed. `handle` is the backend's; reading it checks that both are still open."""
 
     def __init__(self, device: Device, handle: Any):
@@ -56,8 +56,8 @@ class _Resource:
             del self.device._resources[id(self)]
             self._release()
 
-    def _release(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _release(self) -> None: ...
 
     def __enter__(self: Self) -> Self:
         return self
