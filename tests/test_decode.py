@@ -237,6 +237,15 @@ def test_nan_in_one_request_stays_there(emulator_device):
     assert_same_bits((got_out[keep], got_lse[keep]), (out[keep], lse[keep]))
 
 
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_scales_whose_product_vanishes(kv_format, emulator_device):
+    """q of 0 under a tiny sm_scale: all logits are 0, and the hidden tokens of a short tile stay hidden."""
+    made = make(Case((70, 3), (2, 1), kv_format=kv_format, fp8_scale=1e-6, num_splits=1))
+    made.arguments["q"][:] = 0
+    made.arguments["sm_scale"] = 1e-30
+    assert_decoded(*run(made, emulator_device), *made.exact())
+
+
 def test_no_queries_and_no_requests(emulator_device):
     q, kv = np.zeros((0, 16, 576), ml_dtypes.bfloat16), np.zeros((0, 576), ml_dtypes.bfloat16)
     for batch, options in [(0, {}), (2, {"qo_indptr": [0, 0, 0]})]:

@@ -59,7 +59,8 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
         load_tile(&lds->kv[0], kv, kv_scales, tokens, kv_begin, wave, lane);
         query.load((LDS QueryTile*)&lds->kv[1], q + global_row * QK_COLUMNS, wave, lane);  // free until the next tile comes
     }
-    const f32 logit_scale = query.scale() * kv_scale * sm_scale * LOG2_E;
+    // Not 0, where the product underflows: it meets the -inf of hidden tokens.
+    const f32 logit_scale = max(query.scale() * kv_scale * sm_scale * LOG2_E, 0x1p-126f);
 
     using Out = Output<Format>;
     typename Out::Softmax softmax;
@@ -153,7 +154,7 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
                              i32 num_heads, i32 page_size_log2, i32 causal, f32 sm_scale, f32 kv_scale) {                                          \
         SHARED LdsPlan<Format> lds;                                                                                                                \
         mla_decode<Format>((LDS LdsPlan<Format>*)&lds, q, kv, kv_scales, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, work, out, lse,        \
-                           partial_out, partial_lse, arrivals, num_heads, page_size_log2, causal, sm_scale, kv_scale);                                       \
+                           partial_out, partial_lse, arrivals, num_heads, page_size_log2, causal, sm_scale, kv_scale);                             \
     }
 
 MLA_DECODE(mla_decode_bf16, Bf16)
