@@ -85,16 +85,22 @@ class Mutant:
         return f"{self.kind:<9} {self.site.kernel:<22} {self.site.pc:#07x}  {self.site.instruction.mnemonic}: {self.what}"
 
     def image(self) -> bytes:
-        image = bytearray(code_object_path(STEM, ARCH).read_bytes())
+        image = bytearray(original().image)
         end = self.site.offset + len(self.code)
         assert image[self.site.offset : end] == self.site.instruction.encoded.raw
         image[self.site.offset : end] = self.code
         return bytes(image)
 
 
+@functools.cache
+def original() -> CodeObject:
+    """The packaged code object, read once: it may be rebuilt during a long run."""
+    return CodeObject.load(code_object_path(STEM, ARCH))
+
+
 def sites() -> Iterator[Site]:
     """Every instruction of every kernel of the packaged code object, up to its s_endpgm."""
-    code_object = CodeObject.load(code_object_path(STEM, ARCH))
+    code_object = original()
     for info in code_object.kernels.values():
         (segment,) = (s for s in code_object.segments if s.vaddr <= info.entry < s.vaddr + len(s.data))
         in_file = code_object.image.find(segment.data) - segment.vaddr
