@@ -57,18 +57,19 @@ class EmulatorDevice(Device):
 
     seed: None: all waves advance together; an int: they run in random pieces between barriers, workgroups in a random order, drawn from it.
     timing: when loads complete: "earliest" (at issue), "latest" (at the wait that covers them) or "hardware". checks: "off", or "strict": what
-    hardware does not promise is a KernelFault too. All three may be set at any time and hold for later launches.
+    hardware does not promise is a KernelFault too. num_processes: how many worker processes may share a launch without seed, checks and observers and
+    with timing "earliest"; None: one for each core if the launch is large. All four may be set at any time and hold for later launches.
     progress: called as progress(done, total) during launches, None for silence; may be set at any time. observe: called with each launch, whose
     run the observers that it returns watch. reports: of the last launches, the latest last. memory: the emulator's.
     """
 
     kind: Literal["hip", "emulator"] = "emulator"
 
-    def __init__(self, *, seed: int | None = None, timing: str = "earliest", checks: str = "off"):
+    def __init__(self, *, seed: int | None = None, timing: str = "earliest", checks: str = "off", num_processes: int | None = None):
         for name, value, known in (("timing", timing, TIMINGS), ("checks", checks, CHECKS)):
             require_choice(name, value, known)
         super().__init__(arch=ARCH, name=f"{ARCH} emulator", num_compute_units=NUM_COMPUTE_UNITS, max_lds_bytes=MAX_LDS_BYTES)
-        self.seed, self.timing, self.checks = seed, timing, checks
+        self.seed, self.timing, self.checks, self.num_processes = seed, timing, checks, num_processes
         self.progress: Callable[[int, int], None] | None = None
         self.observe: Callable[[Dispatch], Sequence[Observer]] | None = None
         self.reports: deque[LaunchReport] = deque(maxlen=NUM_REPORTS)
@@ -155,6 +156,7 @@ class EmulatorDevice(Device):
                 checks=self.checks,
                 progress=self.progress,
                 observers=observers,
+                num_processes=self.num_processes,
             )
             self.reports.append(report)
         finally:

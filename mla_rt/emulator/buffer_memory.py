@@ -181,7 +181,8 @@ def _atomic(atomic: Atomic) -> Callable[[Encoded], Run]:
             access, memory = read_access(group), group.state.memory
             mask = group.mask & access.inside(0, size)
             offset = memory.check(group, access.address, mask, size, "atomic", align=size)
-            run_atomic(group, memory.cells, offset, atomic, sources, first if encoded.sc0 else None, mask)
+            with memory.exclusive:
+                run_atomic(group, memory.cells, offset, atomic, sources, first if encoded.sc0 else None, mask)
 
         return run
 

@@ -5,7 +5,7 @@ So there is no second description of the instructions that could differ from how
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +44,7 @@ class _NoMemory:
     """Memory in which every access is legal and hits the first bytes."""
 
     cells = Cells(np.zeros(256, np.uint8))
+    exclusive = nullcontext()
 
     def check(self, group: Group, address: np.ndarray, mask: np.ndarray, nbytes: int, access: str = "read", align: int = 1) -> np.ndarray:
         return np.zeros(address.shape, np.int64)

@@ -147,7 +147,8 @@ def _atomic(atomic: Atomic) -> Callable[[Encoded], Run]:
         def run(group: Group) -> None:
             memory = group.state.memory
             offset = memory.check(group, address(group), group.mask, size, "atomic", align=size)
-            run_atomic(group, memory.cells, offset, atomic, sources, destination, group.mask)
+            with memory.exclusive:
+                run_atomic(group, memory.cells, offset, atomic, sources, destination, group.mask)
 
         return run
 

@@ -16,11 +16,15 @@ from .descriptor import Descriptor
 from .float_mode import FloatMode
 from .memory import Memory
 from .observer import Observer
+from .parallel import num_cores, run_batches
 from .path_checks import PathChecks
 from .schedule import Batch, Heartbeat, Progress
 from .state import EXEC, LANES, State
 
 MAX_RESIDENT_WAVES = 512  # large enough for numpy, small enough that a register of all waves (128 KiB) stays in cache
+# The same in each of several worker processes: half as many cost no more time each, and the work is spread more evenly. Forking takes 20 to 40 ms,
+# so a launch is shared unasked where one process would need more than one batch: decodes of that size take seconds.
+MAX_WORKER_WAVES = 256
 MAX_GROUP_INSTRUCTIONS = 20_000_000  # of one batch of workgroups, an instruction of many waves counting once: far above any real kernel
 CHECKS = ("off", "strict")
 
@@ -64,6 +68,7 @@ def run(
     observers: Sequence[Observer] = (),
     max_resident_waves: int = MAX_RESIDENT_WAVES,
     max_group_instructions: int = MAX_GROUP_INSTRUCTIONS,
+    num_processes: int | None = None,
 ) -> LaunchReport:
     """Run a launch to its end.
 
@@ -73,7 +78,10 @@ def run(
     checks: "off", or "strict": what hardware does not promise is a fault too.
     observers: see every step, in this order.
     progress(finished workgroups, all workgroups) is called between batches of workgroups and, within one, about five times a second.
-    Raises KernelFault for what hardware would punish, UnknownInstruction for what is not emulated, ValueError for an impossible launch.
+    num_processes: how many worker processes may share a launch without seed, checks, observers and with timing "earliest"; None: one for each core
+    if the launch is large, else none. Results are the same to the bit.
+    Raises KernelFault for what hardware would punish, UnknownInstruction for what is not emulated, ValueError for an impossible launch, DeviceError
+    if a worker process dies.
     """
     started = time.perf_counter()
     for name, value, known in (("timing", timing, TIMINGS), ("checks", checks, CHECKS)):
@@ -83,18 +91,34 @@ def run(
     random = None if seed is None else np.random.default_rng(seed)
     total = int(np.prod(dispatch.grid, dtype=np.int64))
     order = np.arange(total) if random is None else random.permutation(total)
-    batch_size = max(1, max_resident_waves // _waves_per_workgroup(dispatch))
-    executed = 0
     watching = (PathChecks(), *strict_observers(), *observers) if checks == "strict" else tuple(observers)
-    # Infinities and NaNs are results here, and integers wrap.
-    with np.errstate(all="ignore"):
-        for first in range(0, total, batch_size):
-            heartbeat = None if progress is None else Heartbeat(progress, first, total)
-            state = _initial_state(dispatch, memory, order[first : first + batch_size])
-            state.observers = watching
-            batch = Batch(state, program, max_group_instructions, heartbeat, timing=timing, strict=checks == "strict")
+    plain = seed is None and timing == "earliest" and not watching
+    if num_processes is None:
+        num_processes = num_cores() if total * _waves_per_workgroup(dispatch) > MAX_RESIDENT_WAVES else 1
+    elif num_processes < 1:
+        raise ValueError(f"num_processes is {num_processes}; at least 1 is needed")
+    parallel = plain and num_processes > 1
+    batch_size = max(1, (min(max_resident_waves, MAX_WORKER_WAVES) if parallel else max_resident_waves) // _waves_per_workgroup(dispatch))
+    if parallel:
+        batch_size = min(batch_size, -(-total // num_processes))
+    num_batches = -(-total // batch_size)
+
+    def run_batch(number: int, progress: Progress | None = None) -> int:
+        first = number * batch_size
+        state = _initial_state(dispatch, memory, order[first : first + batch_size])
+        state.observers = watching
+        heartbeat = None if progress is None else Heartbeat(progress, first, total)
+        batch = Batch(state, program, max_group_instructions, heartbeat, timing=timing, strict=checks == "strict")
+        # Infinities and NaNs are results here, and integers wrap.
+        with np.errstate(all="ignore"):
             batch.run(random)
-            executed += batch.num_instructions
+        return batch.num_instructions
+
+    if parallel and num_batches > 1:
+        tick = None if progress is None else lambda finished: progress(min(finished * batch_size, total), total)
+        executed = run_batches(memory, num_batches, num_processes, run_batch, tick)
+    else:
+        executed = sum(run_batch(number, progress) for number in range(num_batches))
     if progress is not None:
         progress(total, total)
     return LaunchReport(executed, time.perf_counter() - started)

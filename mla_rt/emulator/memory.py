@@ -1,7 +1,8 @@
 """Device memory of the emulator: one sparse host mapping, an allocator with guard gaps, and vectorized checked access.
 
 A device address is the host's virtual address of the same byte, so code that copies with raw pointers works on device buffers. What lies
-between allocations is never legal to touch: an access outside one live allocation is a fault of the kernel.
+between allocations is never legal to touch: an access outside one live allocation is a fault of the kernel. Processes forked while it is open see
+the same bytes, and `exclusive` is there to keep them apart.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import bisect
 import mmap
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,6 +109,7 @@ class Memory:
         self._ends: list[int] = []
         self._names: list[str] = []
         self._next = PAGE  # offset 0 is never allocated: inactive lanes are sent there
+        self.exclusive: AbstractContextManager[None] = nullcontext()  # held around an atomic; in a worker of several processes, a lock
         self.undefined: UndefinedMemory | None = None  # set before the first allocation to know which bytes were never written
         self._refresh()
 
@@ -138,7 +141,7 @@ class Memory:
         where = bisect.bisect_left(self._starts, start)
         if where == len(self._starts) or self._starts[where] != start:
             raise ValueError(f"no allocation at {address:#x}")
-        self._mapping.madvise(mmap.MADV_DONTNEED, start, _round_up(max(self._ends[where] - start, 1), PAGE))
+        self._mapping.madvise(mmap.MADV_REMOVE, start, _round_up(max(self._ends[where] - start, 1), PAGE))
         del self._starts[where], self._ends[where], self._names[where]
         self._refresh()
         if self.undefined is not None:
@@ -167,7 +170,7 @@ class Memory:
     def close(self) -> None:
         """Give all pages back. Views handed out earlier stay mapped (and read as zero) as long as they are held."""
         if self._starts:
-            self._mapping.madvise(mmap.MADV_DONTNEED, 0, self.capacity)
+            self._mapping.madvise(mmap.MADV_REMOVE, 0, self.capacity)
         self._starts, self._ends, self._names = [], [], []
         self._refresh()
 
@@ -224,7 +227,8 @@ class Memory:
 def _reserve(capacities: Sequence[int]) -> mmap.mmap:
     for capacity in capacities:
         try:
-            return mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+            # Shared with the worker processes of a launch.
+            return mmap.mmap(-1, capacity, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE)
         except (OSError, OverflowError):
             continue
     raise MemoryError(f"the system refuses to reserve {capacities[-1]} bytes of address space for device memory (see ulimit -v)")
