@@ -25,6 +25,7 @@ MAX_PAGE_SIZE = 128
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _FP8_DTYPES = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e4m3fnuz))
 _INT32_MAX = 2**31 - 1
+MAX_KV_LEN = 2**31 - 128  # the kernels count tokens in int32, a tile ahead
 _INT64_MAX = 2**63 - 1
 
 
@@ -118,8 +119,8 @@ def make_batch(
     num_pages = np.diff(kv_indptr)
     kv_last_page_len = _last_page_lens(kv_last_page_len, num_pages, page_size)
     lengths = (num_pages - 1) * page_size + kv_last_page_len
-    if lengths.max(initial=0) > _INT32_MAX:
-        raise ValueError(f"request {int(lengths.argmax())} has {int(lengths.max())} tokens; the limit is {_INT32_MAX}")
+    if lengths.max(initial=0) > MAX_KV_LEN:
+        raise ValueError(f"request {int(lengths.argmax())} has {int(lengths.max())} tokens; the limit is {MAX_KV_LEN}")
 
     return Batch(
         q=q,

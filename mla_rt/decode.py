@@ -62,8 +62,9 @@ def decode(
 
     Accuracy. Against the exact result on the stored bytes, each (query token, head) has an RMS error of at most 1.5 times that of rounding the
     exact out to bfloat16, plus 2e-4 of the row's RMS value; lse is within 1e-4 or 2e-5 of its value. That holds for finite q and caches where
-      - the logits are within float32, before they are multiplied by sm_scale and after;
-      - the largest |V| times the number of tokens is within float32;
+      - the logits are within float32 before they are multiplied by sm_scale, and up to about 3000 after: of larger ones float32 does not resolve the
+        differences;
+      - the largest |V| times the number of tokens is within float32, and no MXFP4 scale of V that matters is below 2^-115;
       - V does not cancel: out is not smaller than 1e-4 of what the same sum of |V| gives;
       - with FP8 and MXFP4 caches, no element of q that matters is below 2^-14 of the largest of its row: such an element counts with an absolute
         error of 2^-23 of the largest. So an outlier of 2^10 times the rest or more, on a column where the cache is zero, can cost the rest its

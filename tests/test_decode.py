@@ -17,7 +17,7 @@ from decode_cases import FORMATS, Case, make, prefix_sums, run
 from mla_rt.decode import decode, decode_batch
 from mla_rt.device import open_device
 from mla_rt.errors import DeviceError, UnsupportedArch
-from mla_rt.formats import FP8, quantize_fp8, quantize_mxfp4
+from mla_rt.formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
 from mla_rt.merge import merge
 from tolerance import BF16_ULP_AT_ONE, assert_decoded, assert_merged, assert_same_bits
 
@@ -244,6 +244,27 @@ def test_scales_whose_product_vanishes(kv_format, emulator_device):
     made.arguments["q"][:] = 0
     made.arguments["sm_scale"] = 1e-30
     assert_decoded(*run(made, emulator_device), *made.exact())
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("sm_scale", [1e3, 1e9, 1e25])
+def test_logits_far_beyond_what_float32_resolves(kv_format, sm_scale, emulator_device):
+    """One token wins by far in each row; it must not become NaN on the way."""
+    made = make(Case((150, 3), kv_format=kv_format, num_splits=1))
+    made.arguments["sm_scale"] = sm_scale
+    out, lse = run(made, emulator_device)
+    exact_out, exact_lse = made.exact()
+    np.testing.assert_allclose(lse, exact_lse, rtol=2e-5)
+    np.testing.assert_allclose(out.astype(np.float64), exact_out, rtol=2**-7, atol=1e-30)
+
+
+def test_a_hidden_token_with_a_far_larger_scale_stays_hidden(emulator_device):
+    rng = np.random.default_rng(0)
+    scales = np.repeat(np.array([[60], [200]], np.uint8), 18, axis=1)
+    cache = MXFP4(rng.integers(0, 256, (2, 288), np.uint8), scales)
+    q = rng.standard_normal((2, 16, 576)).astype(ml_dtypes.bfloat16)
+    out, _ = decode(q, cache, kv_indptr=[0, 2], qo_indptr=[0, 2], sm_scale=1e-30, device=emulator_device)
+    np.testing.assert_allclose(out[0].astype(np.float64), np.broadcast_to(cache.dequantize()[0, :512], out[0].shape), rtol=2**-8)
 
 
 def test_no_queries_and_no_requests(emulator_device):

@@ -49,7 +49,7 @@ MUTATIONS = (
     barrier("before the query's maxima are read", "tile->largest[wave][row] = largest;\n        ", "scores.h", **NARROW),
     barrier("before the query's terms are read", "codes[t];\n        }\n        ", "scores.h", **NARROW),
     barrier("before a tile is read", "wait_for_memory();\n        ", cases=(LONG,)),
-    barrier("before the maxima are read", "score_max[wave][row] = score_max;\n        "),
+    barrier("before the maxima are read", "logit_max[wave][row] = logit_max;\n        "),
     barrier("before the weights are read", "sum * exp2(shift) : sum;\n        "),
     barrier("before the sums are read", "weight_sum[wave][row] = wave_sum;\n    "),
     barrier("before the count of arrivals is read", "*broadcast = atomic_add(arrivals, 1);\n    }\n    ", "merge.h", (SPLIT,)),

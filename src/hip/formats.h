@@ -7,7 +7,7 @@ constexpr int QK_COLUMNS = 576;
 constexpr int MX_BLOCK = 32;   // elements that share one E8M0 scale (OCP MX 1.0)
 constexpr u32 E8M0_ONE = 127;  // E8M0 code of 2^0
 
-// TOKENS: of a tile, as many as two tiles fit into LDS beside what else is there.
+// TOKENS: of a tile. Two tiles fit into LDS beside what else is there.
 // swizzle(token): in LDS, chunk c (16 bytes) of a tile's row lies where chunk c ^ swizzle would. Rows are a multiple of 64 or 128 bytes long, so
 // that without it the same columns of many tokens would lie in the same banks; with it neither the reads of K nor the transposed ones of V conflict.
 // It stays within the aligned 128 bytes (FP8: 64) that a chunk is in.

@@ -17,7 +17,6 @@ typedef __bf16 bf16;
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
 
 #define DEVICE __attribute__((device, always_inline)) static inline
-#define DEVICE_SPECIAL __attribute__((device, always_inline)) inline
 #define DEVICE_MEMBER __attribute__((device, always_inline)) inline
 #define SHARED __attribute__((shared))
 #define LDS __attribute__((address_space(3)))
@@ -30,7 +29,6 @@ constexpr int LANES = 64;
 // ---- who am I
 DEVICE i32 thread_idx() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE i32 workgroup_idx() { return __builtin_amdgcn_workgroup_id_x(); }
-DEVICE i32 workgroup_idx_y() { return __builtin_amdgcn_workgroup_id_y(); }
 // A value that is the same in all lanes, as the compiler cannot see: it goes to a scalar register.
 DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
 DEVICE i32 wave_idx() { return uniform(thread_idx() / LANES); }
@@ -39,7 +37,6 @@ DEVICE i32 wave_idx() { return uniform(thread_idx() / LANES); }
 DEVICE f32 exp2(f32 x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE f32 log2(f32 x) { return __builtin_amdgcn_logf(x); }
 DEVICE f32 reciprocal(f32 x) { return __builtin_amdgcn_rcpf(x); }
-DEVICE f32 fma(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 DEVICE f32 max(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 DEVICE u32 max(u32 a, u32 b) { return a > b ? a : b; }
 DEVICE i32 min(i32 a, i32 b) { return a < b ? a : b; }

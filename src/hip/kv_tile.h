@@ -82,21 +82,21 @@ DEVICE void load_unit(LDS KvRows<Format>* tile, const u8* kv, const TokenTable& 
     LDS u8* const target = tile->rows + unit_row * Format::ROW_BYTES;
     const auto start = [&](i32 dma, const u8* source) { dma_16_to_lds(source, target + dma * DMA_CHUNK); };
     // Row of the unit that the lane's 16 bytes of a DMA lie in, and where in the row they come from.
-    const auto row_of = [&](i32 dma) { return (dma * LANES + lane) / Rows::CHUNKS_PER_ROW; };
+    const auto unit_row_of = [&](i32 dma) { return (dma * LANES + lane) / Rows::CHUNKS_PER_ROW; };
     const auto offset_of = [&](i32 dma) {
-        return ((dma * LANES + lane) % Rows::CHUNKS_PER_ROW ^ Format::swizzle(unit_row + row_of(dma))) * DMA_BYTES;
+        return ((dma * LANES + lane) % Rows::CHUNKS_PER_ROW ^ Format::swizzle(unit_row + unit_row_of(dma))) * DMA_BYTES;
     };
     if (tokens.contiguous(token, Rows::UNIT_ROWS)) {
         const u8* rows = kv + tokens.row_of(token) * Format::ROW_BYTES;
         begin_dmas();
         for_every<Rows::DMAS_PER_UNIT, STRIDE>(first, [&](i32, i32 dma) {
-            buffer_dma_16_to_lds(rows, Rows::UNIT_BYTES, row_of(dma) * Format::ROW_BYTES + offset_of(dma), target + dma * DMA_CHUNK);
+            buffer_dma_16_to_lds(rows, Rows::UNIT_BYTES, unit_row_of(dma) * Format::ROW_BYTES + offset_of(dma), target + dma * DMA_CHUNK);
         });
         end_dmas();
     } else {
         const i64 row = tokens.row_of(token + lane % Rows::UNIT_ROWS);
         start_dmas<Rows::DMAS_PER_UNIT, STRIDE>(
-            first, [&](i32 dma) { return kv + shuffle(row, row_of(dma)) * Format::ROW_BYTES + offset_of(dma); }, start);
+            first, [&](i32 dma) { return kv + shuffle(row, unit_row_of(dma)) * Format::ROW_BYTES + offset_of(dma); }, start);
     }
 }
 
@@ -114,7 +114,7 @@ DEVICE void load_tile(LDS KvTile<Format>* tile, const u8* kv, const u8*, const T
     load_rows<Format>(tile, kv, tokens, tile_begin, wave, lane);
 }
 template <>
-DEVICE_SPECIAL void load_tile(LDS KvTile<Mxfp4>* tile, const u8* kv, const u8* kv_scales, const TokenTable& tokens, i32 tile_begin, i32 wave, i32 lane) {
+DEVICE_MEMBER void load_tile(LDS KvTile<Mxfp4>* tile, const u8* kv, const u8* kv_scales, const TokenTable& tokens, i32 tile_begin, i32 wave, i32 lane) {
     using Tile = KvTile<Mxfp4>;
     load_rows<Mxfp4>(tile, kv, tokens, tile_begin, wave, lane);
     constexpr int WAVES_PER_PART = NUM_WAVES / Tile::NUM_PARTS;

@@ -1,7 +1,8 @@
 // Absorbed MLA decode over a paged KV cache: 16 query rows of one request against a range of its tokens.
 //
 // A workgroup takes one item of the work list. Its four waves share a tile of tokens (128, or 64 of bf16):
-//   load     the tile's rows go from the cache to LDS by DMA, one tile ahead
+//   load     the tile's rows go from the cache to LDS by DMA, one tile ahead. (Clang 22.1 waits for them before the transposed reads of PV: until
+//            then they have QK and softmax to arrive.)
 //   QK       each wave scores a quarter of the tokens against all 16 rows
 //   softmax  row maxima cross the waves through LDS; weights go to LDS
 //   PV       each wave adds up 128 of the 512 value columns over all tokens
@@ -18,7 +19,7 @@ EXPORTED QK_WIDTH = QK_COLUMNS;
 
 // ---- LDS plan
 struct CrossWave {
-    f32 score_max[NUM_WAVES][ROWS], weight_sum[NUM_WAVES][ROWS];
+    f32 logit_max[NUM_WAVES][ROWS], weight_sum[NUM_WAVES][ROWS];
     u32 arrival;
 };
 template <class Format> struct LdsPlan {
@@ -35,6 +36,8 @@ template <class Format>
 DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, const u8* kv_scales, const i32* qo_indptr, const i32* kv_indptr,
                        const i32* kv_indices, const i32* kv_last_page_len, const i32* work, bf16* out, f32* lse, f32* partial_out, f32* partial_lse,
                        u32* arrivals, i32 num_heads, i32 page_size_log2, i32 causal, f32 sm_scale, f32 kv_scale) {
+    // A logit is rounded once, for the maximum and for its weight alike: a fused multiply-add would put large logits beyond their own maximum.
+#pragma clang fp contract(off)
     constexpr int TOKENS = Format::TOKENS, TOKENS_PER_WAVE = TOKENS / NUM_WAVES;
     constexpr int SCORE_BLOCKS = TOKENS_PER_WAVE / 16;  // 16 x 16 results a wave and tile
     const i32 thread = thread_idx(), wave = wave_idx(), lane = thread % LANES, row = lane % 16, group = lane / 16;
@@ -54,45 +57,46 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
     const i32 visible_end = causal ? min(kv_end, kv_len - q_len + request_row / num_heads + 1) : kv_end;
     const i32 visible_to_all = uniform(visible_end);  // the first row sees least
 
-    Query<Format> query;
+    Query<Format> query = {};
     if (kv_begin < kv_end) {
+        query.fetch(q + global_row * QK_COLUMNS, wave, lane);  // before the tile: loads return in order
         load_tile(&lds->kv[0], kv, kv_scales, tokens, kv_begin, wave, lane);
-        query.load((LDS QueryTile*)&lds->kv[1], q + global_row * QK_COLUMNS, wave, lane);  // free until the next tile comes
+        query.share((LDS QueryTile*)&lds->kv[1], wave, lane);  // free until the next tile comes
     }
-    // Not 0, where the product underflows: it meets the -inf of hidden tokens.
-    const f32 logit_scale = max(query.scale() * kv_scale * sm_scale * LOG2_E, 0x1p-126f);
+    const f32 logit_scale = query.scale() * kv_scale * sm_scale * LOG2_E;
 
     using Out = Output<Format>;
-    typename Out::Softmax softmax;
+    OnlineSoftmax softmax;
     Out output;
 
     i32 buffer = 0;
     for (i32 tile_begin = kv_begin; tile_begin < kv_end; tile_begin += TOKENS, buffer ^= 1) {
-        // Behind this barrier the tile is whole, and nobody reads the other buffer, the values or the weights of the tile before.
+        // Behind this barrier the tile is whole, and nobody reads the other buffer or the weights of the tile before.
         wait_for_memory();
         lds_barrier();
         if (tile_begin + TOKENS < kv_end) load_tile(&lds->kv[buffer ^ 1], kv, kv_scales, tokens, tile_begin + TOKENS, wave, lane);
         Out::prepare(&lds->weights, &lds->kv[buffer], thread);
 
         const i32 first_token = wave * TOKENS_PER_WAVE + group * 4;
-        vec<f32, 4> score[SCORE_BLOCKS];
+        vec<f32, 4> logit[SCORE_BLOCKS];
 #pragma unroll
-        for (i32 b = 0; b < SCORE_BLOCKS; b++) score[b] = query.scores(&lds->kv[buffer], wave * TOKENS_PER_WAVE + b * 16 + row, group);
+        for (i32 b = 0; b < SCORE_BLOCKS; b++)
+            logit[b] = query.scores(&lds->kv[buffer], wave * TOKENS_PER_WAVE + b * 16 + row, group) * logit_scale;
         if (tile_begin + TOKENS > visible_to_all)
 #pragma unroll
             for (i32 n = 0; n < SCORE_BLOCKS * 4; n++)
-                if (tile_begin + first_token + n / 4 * 16 + n % 4 >= visible_end) score[n / 4][n % 4] = -INFINITE;
+                if (tile_begin + first_token + n / 4 * 16 + n % 4 >= visible_end) logit[n / 4][n % 4] = -INFINITE;
 
-        f32 score_max = -INFINITE;
+        f32 logit_max = -INFINITE;
 #pragma unroll
-        for (i32 n = 0; n < SCORE_BLOCKS * 4; n++) score_max = max(score_max, score[n / 4][n % 4]);
-        score_max = max_over_lane_groups(score_max);
-        if (group == 0) lds->rows.score_max[wave][row] = score_max;
+        for (i32 n = 0; n < SCORE_BLOCKS * 4; n++) logit_max = max(logit_max, logit[n / 4][n % 4]);
+        logit_max = max_over_lane_groups(logit_max);
+        if (group == 0) lds->rows.logit_max[wave][row] = logit_max;
         lds_barrier();
 #pragma unroll
-        for (i32 w = 0; w < NUM_WAVES; w++) score_max = max(score_max, lds->rows.score_max[w][row]);
+        for (i32 w = 0; w < NUM_WAVES; w++) logit_max = max(logit_max, lds->rows.logit_max[w][row]);
 
-        const f32 tile_base = softmax.base_for(score_max * logit_scale);
+        const f32 tile_base = softmax.base_for(logit_max);
         const f32 factor = softmax.rescale_for(tile_base);
         if (any_lane(factor != 1.0f)) output.rescale(factor);  // seldom, after the first tiles
         const f32 weight_base = Out::WEIGHTS_RELATIVE_TO_TILE ? tile_base : softmax.base, shift = weight_base - softmax.base;
@@ -102,7 +106,7 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
             vec<f32, 4> weight;
 #pragma unroll
             for (i32 r = 0; r < 4; r++) {
-                weight[r] = exp2(fma(score[b][r], logit_scale, -weight_base));
+                weight[r] = exp2(logit[b][r] - weight_base);
                 sum += weight[r];
             }
             Out::store_weights(&lds->weights, weight, row, first_token + b * 16);

@@ -1,7 +1,7 @@
 // Softmax weights on their way through LDS, and PV: what one wave accumulates, 128 columns of V over all tokens.
 //
-// Weights are the sum of terms, two of bf16 (16 significant bits) or three of E4M3 (12): rounding them to one would show beside the rounding of
-// the result.
+// Weights are the sum of terms, two of bf16 (16 significant bits) or three of E4M3 (12, for weights above 2^-14 of their tile's largest): rounding
+// them to one would show beside the rounding of the result.
 #pragma once
 #include "kv_tile.h"
 #include "softmax.h"
@@ -31,16 +31,15 @@ struct OutputBlocks {
 };
 
 // The three formats. Each has
-//   Softmax, Weights            the kind of weights, and their place in LDS
+//   Weights                     their place in LDS
 //   WEIGHTS_RELATIVE_TO_TILE    or to the running base
 //   prepare                     what PV needs of a tile besides, made by all threads together
-//   store_weights               four weights of one row, of neighbouring tokens
+//   store_weights               four weights, at most 1, of one row and neighbouring tokens
 //   add                         PV of one tile; `shift`: log2 of what its weights are to be multiplied with, whole and at most 0
 template <class Format> struct Output;
 
 // bf16 weights and values. Their exponents reach as far as those of f32, so that weights may be relative to the running maximum.
 template <> struct Output<Bf16> : OutputBlocks {
-    using Softmax = OnlineSoftmax<0>;
     using Weights = WeightTile<2, Bf16::TOKENS * 2>;
     static constexpr bool WEIGHTS_RELATIVE_TO_TILE = false;
     static constexpr int K = 32;  // tokens one matrix instruction adds up
@@ -78,16 +77,17 @@ template <> struct Output<Bf16> : OutputBlocks {
     }
 };
 
-// E4M3 weights and values. E4M3 reaches from 2^8 down to 2^-9, so weights are relative to their own tile's maximum, and the scale operand of the
-// matrix instruction brings them to the running one.
+// E4M3 weights and values. E4M3 reaches from 2^8 down to 2^-9, so weights are stored 2^8 too large and relative to their own tile's maximum; the
+// scale operand of the matrix instruction takes back the one and brings them to the running maximum.
 template <> struct Output<Fp8E4m3fn> : OutputBlocks {
-    using Softmax = OnlineSoftmax<8>;
     using Weights = WeightTile<3, Fp8E4m3fn::TOKENS>;
     static constexpr bool WEIGHTS_RELATIVE_TO_TILE = true;
+    static constexpr i32 GAIN_LOG2 = 8;
     static_assert(Fp8E4m3fn::TOKENS == MX_K, "one matrix instruction adds up the tile");
 
     DEVICE_MEMBER static void prepare(LDS Weights*, const LDS KvTile<Fp8E4m3fn>*, i32) {}
     DEVICE_MEMBER static void store_weights(LDS Weights* weights, vec<f32, 4> weight, i32 row, i32 first_token) {
+        weight *= f32(1 << GAIN_LOG2);
 #pragma unroll
         for (i32 t = 0; t < Weights::TERMS; t++) {
             const u32 term = e4m3_from_f32_high(weight[2], weight[3], e4m3_from_f32(weight[0], weight[1]));
@@ -98,8 +98,8 @@ template <> struct Output<Fp8E4m3fn> : OutputBlocks {
     }
     DEVICE_MEMBER void add(const LDS KvTile<Fp8E4m3fn>* tile, const LDS Weights* weights, f32 shift, i32 first_column, i32 lane) {
         const i32 row = lane % 16, group = lane / 16;
-        // Below 2^-100 of the rest a tile adds nothing that f32 could hold.
-        const u32 exponent = u32(i32(max(shift, -100.0f)));
+        // A scale ends at 2^-127: a tile further below the others than 2^-100 counts as 2^-100 of them.
+        const u32 exponent = u32(i32(max(shift, -100.0f)) - GAIN_LOG2);
         vec<i32, 8> weight[Weights::TERMS];
 #pragma unroll
         for (i32 half = 0; half < 2; half++)
@@ -131,11 +131,10 @@ DEVICE vec<bf16, 8> eight_bf16_from_e2m1(u32 eight) {
     return {a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]};
 }
 
-// bf16 weights, and E2M1 values that become bf16 in registers. The scale of a token's 32 columns goes into its weight: as both are powers of two
-// times a bf16 mantissa, by adding exponents, two weights an instruction. For that weights are stored 2^127 too large, and a scale as what is to
-// be subtracted from their bits, which stops at 0.
+// bf16 weights, and E2M1 values that become bf16 in registers. The scale of a token's 32 columns goes into its weights, two an instruction: as it is a
+// power of two, it adds to a weight's exponent field. So that nothing has to be added to a weight of 0, weights are stored 2^127 too large and a scale
+// as what is to be subtracted from their bits, which stops at 0. (What that makes of scales below 2^-115 is too small for bf16.)
 template <> struct Output<Mxfp4> : OutputBlocks {
-    using Softmax = OnlineSoftmax<0>;
     struct Weights : WeightTile<2, Mxfp4::TOKENS * 2> {
         // [V's MX blocks][tokens of the tile]
         alignas(16) u16 exponents[KV_LORA_RANK_COLUMNS / MX_BLOCK][Mxfp4::TOKENS + 8];
@@ -160,12 +159,13 @@ template <> struct Output<Mxfp4> : OutputBlocks {
         }
     }
     DEVICE_MEMBER static void store_weights(LDS Weights* weights, vec<f32, 4> weight, i32 row, i32 first_token) {
+        weight *= 0x1p127f;
 #pragma unroll
         for (i32 t = 0; t < Weights::TERMS; t++) {
             // Cut off, not rounded: then no term is negative.
-            const vec<u32, 4> bits = __builtin_bit_cast(vec<u32, 4>, weight), biased = bits + (BIAS << 23);
+            const auto bits = __builtin_bit_cast(vec<u32, 4>, weight);
             weight -= __builtin_bit_cast(vec<f32, 4>, bits & 0xffff0000);
-            *(LDS vec<u16, 4>*)(weights->term[t] + row * Weights::ROW_BYTES + first_token * 2) = __builtin_convertvector(biased >> 16, vec<u16, 4>);
+            *(LDS vec<u16, 4>*)(weights->term[t] + row * Weights::ROW_BYTES + first_token * 2) = __builtin_convertvector(bits >> 16, vec<u16, 4>);
         }
     }
     DEVICE_MEMBER void add(const LDS KvTile<Mxfp4>* tile, const LDS Weights* weights, f32, i32 first_column, i32 lane) {

@@ -20,17 +20,27 @@ template <class At> DEVICE vec<i32, 8> load_8bit_operand(At at, i32 step, i32 gr
     return operand;
 }
 
+// Where the threads pass the query's E4M3 terms round.
+struct QueryTile {
+    static constexpr int TERMS = 2, ROW_BYTES = QK_COLUMNS + 16;  // padded against bank conflicts
+    alignas(16) u8 term[TERMS][ROWS * ROW_BYTES];
+    u32 largest[NUM_WAVES][ROWS];
+};
+
+// A workgroup's query rows. fetch() starts the loads of the row of this lane, lane % 16 (576 bf16 at `q`), share() makes operands of them together with
+// the other threads, by way of `tile`; then scores() are those of 16 tokens, of which `token` is this lane's in the tile; `group` = lane / 16.
+template <class Format> struct Query;
+
 // bf16: q as it is.
-template <class Format> struct Query {
+template <> struct Query<Bf16> {
     static constexpr int K = 32, STEPS = QK_COLUMNS / K;
     vec<bf16, 8> part[STEPS];
 
-    // `q`: the query row of this lane, lane % 16, 576 bf16.
-    template <class Tile> DEVICE_MEMBER void load(Tile*, const bf16* q, i32, i32 lane) {
+    DEVICE_MEMBER void fetch(const bf16* q, i32, i32 lane) {
 #pragma unroll
         for (i32 step = 0; step < STEPS; step++) part[step] = *(const vec<bf16, 8>*)(q + step * K + lane / 16 * 8);
     }
-    // `token`: this lane's token in the tile; `group` = lane / 16.
+    DEVICE_MEMBER void share(LDS QueryTile*, i32, i32) {}
     DEVICE_MEMBER vec<f32, 4> scores(const LDS KvTile<Bf16>* tile, i32 token, i32 group) const {
         vec<f32, 4> sum = {};
 #pragma unroll
@@ -44,16 +54,8 @@ template <class Format> struct Query {
 };
 
 // FP8 matrix instructions take E4M3 operands, 4 significant bits; a bf16 number has 8. With power-of-two scales it is exactly the sum of a
-// high E4M3 term and a low one 16 times finer (elements below 2^-14 of their row's largest aside), so two FP8 products give the very
+// high E4M3 term and a low one 16 times finer (elements below some 2^-14 of their row's largest aside), so two FP8 products give the very
 // scores of the bf16 query.
-//
-// The waves split the rows together, a chunk of 16 columns a lane at a time, and pass the terms round through LDS.
-struct QueryTile {
-    static constexpr int TERMS = 2, ROW_BYTES = QK_COLUMNS + 16;  // padded against bank conflicts
-    alignas(16) u8 term[TERMS][ROWS * ROW_BYTES];
-    u32 largest[NUM_WAVES][ROWS];
-};
-
 struct SplitQuery {
     static constexpr int STEPS = (QK_COLUMNS + MX_K - 1) / MX_K;  // the last one is half empty: its operands are 0 there
     vec<i32, 8> term[QueryTile::TERMS][STEPS];
@@ -61,25 +63,24 @@ struct SplitQuery {
 
     DEVICE_MEMBER f32 scale() const { return row_scale; }
 
-    // `q`: the query row of this lane, lane % 16, 576 bf16.
-    DEVICE_MEMBER void load(LDS QueryTile* tile, const bf16* q, i32 wave, i32 lane) {
-        const i32 row = lane % ROWS, group = lane / ROWS;
-        constexpr int CHUNK = 16, CHUNKS = QK_COLUMNS / CHUNK, AT_ONCE = NUM_THREADS / ROWS, ROUNDS = (CHUNKS + AT_ONCE - 1) / AT_ONCE;
-        const i32 first_chunk = wave * (LANES / ROWS) + group;
-
-        vec<u32, 4> pairs[ROUNDS][2];  // bf16 numbers, two each
-        u32 largest = 0;               // bf16 of one sign order as integers do
+    DEVICE_MEMBER void fetch(const bf16* q, i32 wave, i32 lane) {
 #pragma unroll
         for (i32 round = 0; round < ROUNDS; round++) {
-            const i32 column = min(first_chunk + round * AT_ONCE, CHUNKS - 1) * CHUNK;
+            const i32 column = min(first_chunk(wave, lane) + round * AT_ONCE, CHUNKS - 1) * CHUNK;
 #pragma unroll
-            for (i32 half = 0; half < 2; half++) {
-                pairs[round][half] = *(const vec<u32, 4>*)(q + column + half * 8);
-#pragma unroll
-                for (i32 n = 0; n < 4; n++)
-                    largest = max(max(largest, (pairs[round][half][n] << 16) & 0x7fffffff), pairs[round][half][n] & 0x7fff0000);
-            }
+            for (i32 half = 0; half < 2; half++) pairs[round][half] = *(const vec<u32, 4>*)(q + column + half * 8);
         }
+    }
+    DEVICE_MEMBER void share(LDS QueryTile* tile, i32 wave, i32 lane) {
+        const i32 row = lane % ROWS, group = lane / ROWS;
+        u32 largest = 0;  // of the absolute values, whose bit patterns order as they do
+#pragma unroll
+        for (i32 round = 0; round < ROUNDS; round++)
+#pragma unroll
+            for (i32 n = 0; n < 8; n++) {
+                const u32 pair = pairs[round][n / 4][n % 4];
+                largest = max(max(largest, (pair << 16) & 0x7fffffff), pair & 0x7fff0000);
+            }
         largest = max_over_lane_groups(largest);
         if (group == 0) tile->largest[wave][row] = largest;
         lds_barrier();
@@ -92,7 +93,7 @@ struct SplitQuery {
 
 #pragma unroll
         for (i32 round = 0; round < ROUNDS; round++) {
-            const i32 chunk = first_chunk + round * AT_ONCE;
+            const i32 chunk = first_chunk(wave, lane) + round * AT_ONCE;
             if (chunk >= CHUNKS) continue;
             vec<u32, 4> codes[QueryTile::TERMS];
 #pragma unroll
@@ -118,6 +119,11 @@ struct SplitQuery {
     }
 
   private:
+    // The rows are split a chunk of 16 columns a lane at a time.
+    static constexpr int CHUNK = 16, CHUNKS = QK_COLUMNS / CHUNK, AT_ONCE = NUM_THREADS / ROWS, ROUNDS = (CHUNKS + AT_ONCE - 1) / AT_ONCE;
+    vec<u32, 4> pairs[ROUNDS][2];  // bf16 numbers, two each
+
+    DEVICE_MEMBER static i32 first_chunk(i32 wave, i32 lane) { return wave * (LANES / ROWS) + lane / ROWS; }
     // The upper half of a dword as bf16; what is below it is cut off.
     DEVICE_MEMBER static f32 from_bf16(u32 upper) { return __builtin_bit_cast(f32, upper & 0xffff0000); }
     DEVICE_MEMBER static i32 clamp(i32 x, i32 low, i32 high) { return x < low ? low : x > high ? high : x; }

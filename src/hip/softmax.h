@@ -4,17 +4,17 @@
 
 constexpr f32 LOG2_E = 1.44269504088896340736f;
 constexpr f32 LN_2 = 0.69314718055994530942f;
-// Stands for "no logit yet". Finite, because -inf - -inf is NaN; below every finite logit.
+// Stands for "no logit yet". Finite, because -inf - -inf is NaN; a logit below it counts as hidden.
 constexpr f32 NO_LOGIT = -3.0e38f;
 constexpr f32 INFINITE = __builtin_inff();
 
 // `base` is what weights are relative to: the maximum so far, rounded up to a whole number, so that every rescale is by a power of two and rounds
-// nothing. HEADROOM lowers it: weights then reach up to 2^HEADROOM, where a narrow format wants them.
-template <int HEADROOM> struct OnlineSoftmax {
+// nothing.
+struct OnlineSoftmax {
     f32 base = NO_LOGIT;
     f32 sum = 0.0f;  // of this lane's own weights only; added over lanes and waves once, at the end
 
-    DEVICE_MEMBER static f32 base_for(f32 logit_max) { return max(NO_LOGIT, __builtin_ceilf(logit_max) - HEADROOM); }
+    DEVICE_MEMBER static f32 base_for(f32 logit_max) { return max(NO_LOGIT, __builtin_ceilf(logit_max)); }
     // Takes in another base; returns the factor for all that was accumulated before.
     DEVICE_MEMBER f32 rescale_for(f32 other) {
         const f32 new_base = max(base, other);
