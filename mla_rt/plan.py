@@ -15,12 +15,12 @@ import numpy as np
 _INT32_MAX = 2**31 - 1
 WORK_WORDS = 8
 
-# The cost model, in units of the time of one tile of tokens: what every workgroup pays (loading its query, storing its result), and what one
-# of several splits pays more (partials out and in again). From instruction counts of the FP8 kernel.
-FIXED_COST, SPLIT_COST = 2, 1
+# The cost model, in units of the time of one tile of tokens: what every workgroup pays (loading its query, storing its result), what one of several
+# splits pays more (its partials out), and what the last of them to arrive pays for each split (partials in). From the FP8 kernel's speed reports.
+FIXED_COST, SPLIT_COST, MERGE_COST = 2.0, 1.0, 0.1
 # Lengths of a split that are tried: these parts of a CU's fair share of all tiles, and those of the longest request.
 _OF_FAIR_SHARE = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.8, 0.84, 0.88, 0.92, 0.96, 1, 1.04, 1.08, 1.15, 1.3)
-_OF_LONGEST = (1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 1)
+_OF_LONGEST = (1 / 96, 1 / 64, 1 / 48, 1 / 32, 1 / 24, 1 / 16, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 1)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) ->
     longest = max(int(kv_tiles.max(initial=1)), 1)
     fair_share = max(int((row_tiles * kv_tiles).sum()) / num_cus, 1.0)
     lengths = {min(math.ceil(fair_share * x), longest) for x in _OF_FAIR_SHARE} | {math.ceil(longest * x) for x in _OF_LONGEST}
-    best: tuple[int, np.ndarray] | None = None
+    best: tuple[float, np.ndarray] | None = None
     for length in sorted(lengths, reverse=True):  # of equals the one with the fewest splits
         splits = np.maximum(-(-kv_tiles // length), 1)
         end = modelled_end(row_tiles, kv_tiles, splits, num_cus)
@@ -122,14 +122,18 @@ def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) ->
     return best[1]
 
 
-def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray, num_cus: int) -> int:
+def cost_of(tiles: np.ndarray, splits: np.ndarray) -> np.ndarray:
+    """Of a workgroup with so many tiles, one of `splits` of its row tile, any of which may arrive last."""
+    return tiles + FIXED_COST + np.where(splits > 1, SPLIT_COST + MERGE_COST * splits, 0.0)
+
+
+def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray, num_cus: int) -> float:
     """When a launch ends, in units of a tile's time, with one workgroup a CU at a time and the longest first (the k-th longest of a round goes to the
     k-th least loaded CU)."""
-    cost = -(-kv_tiles // splits) + FIXED_COST + SPLIT_COST * (splits > 1)
-    pieces = -np.sort(-np.repeat(cost, row_tiles * splits))
-    loads = np.zeros(num_cus, np.int64)
+    pieces = -np.sort(-np.repeat(cost_of(-(-kv_tiles // splits), splits), row_tiles * splits))
+    loads = np.zeros(num_cus)
     for first in range(0, len(pieces), num_cus):
         round_of = pieces[first : first + num_cus]
         loads[: len(round_of)] += round_of
         loads.sort()
-    return int(loads[-1])
+    return float(loads[-1])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_rt.plan import FIXED_COST, SPLIT_COST, WORK_WORDS, make_work_list, modelled_end
+from mla_rt.plan import WORK_WORDS, cost_of, make_work_list, modelled_end
 
 ROWS, TOKENS = 16, 64
 
@@ -124,15 +124,15 @@ def test_auto_split_is_near_the_best_of_all_lengths(kv_lens, num_cus):
 
 
 def test_auto_split_of_common_shapes():
-    for batch, kv_len, num_work, longest in [(4, 1024, 32, 1), (4, 8192, 256, 1), (32, 8192, 256, 8), (64, 8192, 256, 16), (256, 8192, 256, 64)]:
+    for batch, kv_len, num_work, longest in [(4, 1024, 32, 1), (4, 8192, 88, 3), (32, 8192, 256, 8), (64, 8192, 256, 16), (256, 8192, 256, 64)]:
         work = plan([1] * batch, [kv_len] * batch, tokens=128).work
         assert (len(work), (work[:, 3] - work[:, 2]).max()) == (num_work, longest * 128)
 
 
 def busiest_over_mean(work):
     """In the cost model's units, overhead included; workgroups in the list's order, each to the CU that is free first."""
-    cost = -(-(work[:, 3] - work[:, 2]) // 128) + FIXED_COST + SPLIT_COST * (work[:, 7] > 1)
-    loads = [0] * 256
+    cost = cost_of(-(-(work[:, 3] - work[:, 2]) // 128), work[:, 7])
+    loads = [0.0] * 256
     for piece in cost.tolist():
         heapq.heapreplace(loads, loads[0] + piece)
     return max(loads) / (sum(loads) / 256)
@@ -150,7 +150,7 @@ def test_ragged_batches_keep_all_cus_busy():
 def test_one_long_request_among_short_ones_is_cut_alone():
     work = plan([1] * 33, [64] * 32 + [64 * 448]).work
     counts = np.bincount(work[:, 0]).tolist()
-    assert counts[:32] == [1] * 32 and counts[32] > 100
+    assert counts[:32] == [1] * 32 and counts[32] > 50
 
 
 def test_too_many_rows_are_refused():
