@@ -16,7 +16,7 @@ from .batch import KV_LORA_RANK, Batch, make_batch
 from .code_object import code_object_path
 from .device import Buffer, Device, open_device
 from .errors import UnsupportedArch
-from .plan import WorkList, make_work_list
+from .work_list import WorkList, make_work_list
 
 # The cache formats that each architecture's matrix instructions read. fnuz is the FP8 of gfx942: gfx950 reads the same bytes as other numbers.
 KV_FORMATS = {"gfx950": ("bf16", "fp8_e4m3fn", "mxfp4")}

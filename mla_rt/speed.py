@@ -18,8 +18,8 @@ from .emulator.counters import Counters, LaunchCounts
 from .emulator.machine import Dispatch
 from .emulator_device import EmulatorDevice
 from .formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
-from .plan import make_work_list
 from .speed_report import Tiles, marginal
+from .work_list import make_work_list
 
 BYTES_PER_TOKEN = {"bf16": 1152, "fp8_e4m3fn": 576, "mxfp4": 306}
 EXACT_TOKENS = 1 << 17  # tokens times row tiles that are emulated unasked: some seconds

@@ -20,7 +20,7 @@ LAYERS = {
     "msgpack": set(),
     "elf": set(),
     "formats": {"errors", "elements"},
-    "plan": {"errors"},
+    "work_list": {"errors"},
     "merge": {"errors"},
     "code_object": {"errors", "elf", "msgpack"},
     "emulator": {"errors"},
@@ -28,7 +28,7 @@ LAYERS = {
     "hip_device": {"errors", "code_object", "device"},
     "emulator_device": {"errors", "code_object", "device", "emulator"},
     "batch": {"errors", "elements", "formats"},
-    "decode": {"errors", "formats", "plan", "batch", "merge", "code_object", "device"},
+    "decode": {"errors", "formats", "work_list", "batch", "merge", "code_object", "device"},
 }
 # The command line stands on all of these, but reaches a backend through device.py only; nothing below knows of it.
 COMMAND = {"kernel_arguments", "accuracy", "occupancy", "output_file", "terminal", "batch_file", "check", "demo", "probe", "cli", "__main__"}

@@ -149,7 +149,7 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
                              const i32* __restrict__ kv_indptr,        /* [batch + 1], in pages */                                                 \
                              const i32* __restrict__ kv_indices,       /* [kv_indptr[batch]] physical pages */                                     \
                              const i32* __restrict__ kv_last_page_len, /* [batch], 1 .. page_size */                                               \
-                             const i32* __restrict__ work,             /* [num_work, 8]: see plan.py */                                            \
+                             const i32* __restrict__ work,             /* [num_work, 8]: see work_list.py */                                         \
                              bf16* __restrict__ out,                   /* [total_q, num_heads, 512] */                                             \
                              f32* __restrict__ lse,                    /* [total_q, num_heads], natural log */                                     \
                              f32* partial_out,                         /* [num_partials, 16, 512]; null if nothing is split */                     \

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_rt.plan import WORK_WORDS, cost_of, make_work_list, modelled_end
+from mla_rt.work_list import WORK_WORDS, cost_of, make_work_list, modelled_end
 
 ROWS, TOKENS = 16, 64
 
