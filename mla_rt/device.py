@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .code_object import CodeObject, KernelInfo, pack_arguments, packaged_archs
+from .code_object import CodeObject, KernelInfo, code_object_path, pack_arguments, packaged_archs
 from .errors import DeviceError, UnsupportedArch
 
 Grid = int | tuple[int, ...]
@@ -217,6 +217,7 @@ class Device(ABC):
         self.closed = False
         # Every open resource: they live as long as the device, and the device releases at its end what its user did not.
         self._resources: dict[int, _Resource] = {}
+        self._packaged: dict[Path, Module] = {}
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of `nbytes` bytes (0 is allowed), 256-byte aligned, with undefined contents. DeviceError if there is no room."""
@@ -244,6 +245,16 @@ class Device(ABC):
             what = "the code object" if isinstance(code_object, bytes) else str(code_object)
             raise UnsupportedArch(f"{what} is for {parsed.arch}, this device ({self.name}) is {self.arch}")
         return Module(self, self._load(parsed), parsed)
+
+    def packaged(self, stem: str) -> Module:
+        """The package's own code object of this name (`mla_decode`, …) for this arch, loaded at the first call and kept until the device is closed.
+
+        FileNotFoundError if the package has none.
+        """
+        path = code_object_path(stem, self.arch)
+        if path not in self._packaged or not self._packaged[path]._open:
+            self._packaged[path] = self.load(path)
+        return self._packaged[path]
 
     def stream(self) -> Stream:
         """A new stream."""
