@@ -38,6 +38,7 @@ DEVICE f32 exp2(f32 x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE f32 log2(f32 x) { return __builtin_amdgcn_logf(x); }
 DEVICE f32 reciprocal(f32 x) { return __builtin_amdgcn_rcpf(x); }
 DEVICE f32 max(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
+DEVICE f32 min(f32 a, f32 b) { return __builtin_fminf(a, b); }
 DEVICE u32 max(u32 a, u32 b) { return a > b ? a : b; }
 DEVICE i32 min(i32 a, i32 b) { return a < b ? a : b; }
 
@@ -60,6 +61,11 @@ DEVICE i32 shuffle(i32 value, i32 lane) { return __builtin_amdgcn_ds_bpermute(la
 DEVICE i64 shuffle(i64 value, i32 lane) {
     const u32 low = u32(shuffle(i32(value), lane)), high = u32(shuffle(i32(value >> 32), lane));
     return i64(u64(high) << 32 | low);
+}
+// The largest of the four lanes that are equal apart from their last two bits; all four get it, and all four must be active.
+DEVICE u32 max_over_quad(u32 value) {
+    value = max(value, u32(__builtin_amdgcn_mov_dpp(i32(value), 0xb1, 0xf, 0xf, true)));   // quad_perm:[1,0,3,2]
+    return max(value, u32(__builtin_amdgcn_mov_dpp(i32(value), 0x4e, 0xf, 0xf, true)));    // quad_perm:[2,3,0,1]
 }
 DEVICE bool any_lane(bool condition) { return __builtin_amdgcn_ballot_w64(condition) != 0; }
 // What op makes of the four lanes that are equal modulo 16; all four get it. Order: (l, l^16) first, then the halves.
