@@ -5,28 +5,26 @@ Whatever is wrong with an argument is found here, before anything is launched: a
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from .arguments import as_count, as_flag, as_integers, as_ndarray, as_positive, counted
 from .elements import MX_BLOCK
 from .formats import FP8, MXFP4
+from .requests import Requests, as_page_size, make_requests, pages_there
 
 KV_LORA_RANK = 512
 QK_ROPE_HEAD_DIM = 64
 QK_WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM
 MAX_NUM_HEADS = 128
-MAX_Q_LEN = 8
-MAX_PAGE_SIZE = 128
+ROW_BYTES = {"bf16": 2 * QK_WIDTH, "fp8_e4m3fn": QK_WIDTH, "fp8_e4m3fnuz": QK_WIDTH, "mxfp4": QK_WIDTH // 2}  # of a token, by kv_format
+SCALES_PER_ROW = QK_WIDTH // MX_BLOCK
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _FP8_DTYPES = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e4m3fnuz))
-_INT32_MAX = 2**31 - 1
-MAX_KV_LEN = 2**31 - 128  # the kernels count tokens in int32, a tile ahead
-_INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -50,22 +48,11 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A checked batch: every array contiguous, every index in range.
-
-    q [total_q, num_heads, 576] bfloat16; qo_indptr, kv_indptr [batch + 1] int32, kv_indptr in pages; kv_indices [kv_indptr[-1]] int32;
-    kv_last_page_len [batch] int32; kv_lens [batch] int64, tokens. For an empty request kv_last_page_len is page_size, so that
-    (number of pages - 1) * page_size + kv_last_page_len is the length of every request.
-    """
+class Batch(Requests):
+    """A checked batch: the requests, their q [total_q, num_heads, 576] bfloat16, contiguous, the cache and how to decode it."""
 
     q: np.ndarray
     cache: Cache
-    qo_indptr: np.ndarray
-    kv_indptr: np.ndarray
-    kv_indices: np.ndarray
-    kv_last_page_len: np.ndarray
-    kv_lens: np.ndarray
-    page_size: int
     sm_scale: np.float32
     causal: bool
     num_splits: int | None
@@ -99,9 +86,7 @@ def make_batch(
     num_splits: Any = None,
 ) -> Batch:
     """Check the arguments of `decode` (described there). Raises TypeError or ValueError with the name, the value and the limit."""
-    page_size = _integer("page_size", page_size)
-    if not 1 <= page_size <= MAX_PAGE_SIZE or page_size & (page_size - 1):
-        raise ValueError(f"page_size is {page_size}; a power of two from 1 to {MAX_PAGE_SIZE} is supported")
+    page_size = as_page_size(page_size)
     q = _check_q(q)
     cache = _make_cache(kv, page_size)
 
@@ -113,32 +98,19 @@ def make_batch(
         kv_indptr, kv_indices, kv_last_page_len = _from_block_table(block_table, kv_lens, page_size, len(cache.rows))
     elif kv_indptr is None:
         raise ValueError("kv_indptr is missing (or block_table and kv_lens in its place)")
-    kv_indptr = _indptr("kv_indptr", kv_indptr)
-    kv_indices = _page_ids(kv_indices, int(kv_indptr[-1]), len(cache.rows))
-    batch = len(kv_indptr) - 1
-    num_pages = np.diff(kv_indptr)
-    kv_last_page_len = _last_page_lens(kv_last_page_len, num_pages, page_size)
-    lengths = (num_pages - 1) * page_size + kv_last_page_len
-    if lengths.max(initial=0) > MAX_KV_LEN:
-        raise ValueError(f"request {int(lengths.argmax())} has {int(lengths.max())} tokens; the limit is {MAX_KV_LEN}")
-
+    requests = make_requests(qo_indptr, kv_indptr, kv_indices, kv_last_page_len, page_size=page_size, num_pages=len(cache.rows), total_q=len(q))
     return Batch(
+        **vars(requests),
         q=q,
         cache=cache,
-        qo_indptr=_query_indptr(qo_indptr, batch, len(q)).astype(np.int32),
-        kv_indptr=kv_indptr.astype(np.int32),
-        kv_indices=kv_indices.astype(np.int32),
-        kv_last_page_len=kv_last_page_len.astype(np.int32),
-        kv_lens=lengths,
-        page_size=page_size,
-        sm_scale=_positive("sm_scale", sm_scale),
-        causal=_flag("causal", causal),
-        num_splits=None if num_splits is None else _count("num_splits", num_splits),
+        sm_scale=as_positive("sm_scale", sm_scale),
+        causal=as_flag("causal", causal),
+        num_splits=None if num_splits is None else as_count("num_splits", num_splits),
     )
 
 
 def _check_q(q: Any) -> np.ndarray:
-    q = _array("q", q)
+    q = as_ndarray("q", q)
     if q.dtype != _BF16:
         raise TypeError(f"q has dtype {q.dtype}; {_BF16} is needed{_dtype_advice('q', q.dtype)}")
     if q.ndim != 3 or q.shape[2] != QK_WIDTH:
@@ -150,8 +122,8 @@ def _check_q(q: Any) -> np.ndarray:
 
 def _make_cache(kv: Any, page_size: int) -> Cache:
     if isinstance(kv, MXFP4):
-        rows = _pages("kv.codes", kv.codes, QK_WIDTH // 2, page_size)
-        return Cache("mxfp4", rows, _pages("kv.scales", kv.scales, QK_WIDTH // MX_BLOCK, page_size), np.float32(1))
+        rows = _pages("kv.codes", kv.codes, ROW_BYTES["mxfp4"], page_size)
+        return Cache("mxfp4", rows, _pages("kv.scales", kv.scales, SCALES_PER_ROW, page_size), np.float32(1))
     if isinstance(kv, FP8):
         return Cache(f"fp8_{kv.dtype}", _pages("kv.codes", kv.codes, QK_WIDTH, page_size), None, kv.scale)
     if not isinstance(kv, np.ndarray):
@@ -191,8 +163,8 @@ def _pages(name: str, array: np.ndarray, width: int, page_size: int) -> np.ndarr
 
 def _from_block_table(block_table: Any, kv_lens: Any, page_size: int, num_pages: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The padded alternative, in the one form that kernels know. Table entries past a length are dropped unread."""
-    block_table = _integers("block_table", block_table, ndim=2, limit=None)
-    kv_lens = _integers("kv_lens", kv_lens, ndim=1)
+    block_table = as_integers("block_table", block_table, ndim=2, limit=None)
+    kv_lens = as_integers("kv_lens", kv_lens, ndim=1).astype(np.int64)
     if len(block_table) != len(kv_lens):
         raise ValueError(f"block_table has {counted(len(block_table), 'request')}, kv_lens {len(kv_lens)}")
     capacity = block_table.shape[1] * page_size
@@ -204,147 +176,5 @@ def _from_block_table(block_table: Any, kv_lens: Any, page_size: int, num_pages:
     outside = used & ((block_table < 0) | (block_table >= num_pages))
     if outside.any():
         row, column = (int(i) for i in np.unravel_index(outside.argmax(), outside.shape))
-        raise ValueError(f"block_table[{row}, {column}] is {block_table[row, column]}; {_pages_there(num_pages)}")
+        raise ValueError(f"block_table[{row}, {column}] is {block_table[row, column]}; {pages_there(num_pages)}")
     return np.concatenate([[0], np.cumsum(pages_used)]), block_table[used], kv_lens - (pages_used - 1) * page_size
-
-
-def _pages_there(num_pages: int) -> str:
-    return f"kv has pages 0 to {num_pages - 1}" if num_pages else "kv has no pages"
-
-
-def _page_ids(kv_indices: Any, num_used: int, num_pages: int) -> np.ndarray:
-    if kv_indices is None:
-        if num_used > num_pages:
-            raise ValueError(f"kv_indptr ends at {counted(num_used, 'page')}; kv has {num_pages}")
-        return np.arange(num_used)
-    kv_indices = _integers("kv_indices", kv_indices, ndim=1, limit=None)
-    if len(kv_indices) != num_used:
-        raise ValueError(f"kv_indices has {counted(len(kv_indices), 'entry', 'entries')}; kv_indptr ends at {num_used}")
-    outside = (kv_indices < 0) | (kv_indices >= num_pages)
-    if outside.any():
-        bad = int(outside.argmax())
-        raise ValueError(f"kv_indices[{bad}] is {kv_indices[bad]}; {_pages_there(num_pages)}")
-    return kv_indices
-
-
-def _last_page_lens(kv_last_page_len: Any, num_pages: np.ndarray, page_size: int) -> np.ndarray:
-    """[batch]; page_size for the requests that have no page, whatever was given for them in 0..page_size."""
-    if kv_last_page_len is None:
-        return np.full(len(num_pages), page_size)
-    last = _integers("kv_last_page_len", kv_last_page_len, ndim=1)
-    if len(last) != len(num_pages):
-        raise ValueError(f"kv_last_page_len has {counted(len(last), 'entry', 'entries')}; kv_indptr describes {counted(len(num_pages), 'request')}")
-    lowest = np.where(num_pages > 0, 1, 0)
-    outside = (last < lowest) | (last > page_size)
-    if outside.any():
-        bad = int(outside.argmax())
-        pages = counted(int(num_pages[bad]), "page")
-        raise ValueError(f"kv_last_page_len[{bad}] is {last[bad]}; {lowest[bad]} to page_size {page_size} is allowed for {pages}")
-    return np.where(num_pages > 0, last, page_size)
-
-
-def _query_indptr(qo_indptr: Any, batch: int, total_q: int) -> np.ndarray:
-    if qo_indptr is None:
-        if total_q != batch:
-            raise ValueError(f"q has {counted(total_q, 'token')} for {counted(batch, 'request')}; without qo_indptr each request has exactly one")
-        return np.arange(batch + 1)
-    qo_indptr = _indptr("qo_indptr", qo_indptr)
-    if len(qo_indptr) != batch + 1:
-        raise ValueError(f"qo_indptr has {counted(len(qo_indptr), 'entry', 'entries')}; {batch + 1} are needed for {counted(batch, 'request')}")
-    if qo_indptr[-1] != total_q:
-        raise ValueError(f"qo_indptr ends at {qo_indptr[-1]}; q has {counted(total_q, 'token')}")
-    q_lens = np.diff(qo_indptr)
-    if q_lens.max(initial=0) > MAX_Q_LEN:
-        raise ValueError(f"request {int(q_lens.argmax())} has {int(q_lens.max())} query tokens; the limit is {MAX_Q_LEN}")
-    return qo_indptr
-
-
-def _indptr(name: str, values: Any) -> np.ndarray:
-    indptr = _integers(name, values, ndim=1)
-    if len(indptr) == 0 or indptr[0] != 0:
-        raise ValueError(f"{name} starts with {indptr[0] if len(indptr) else 'nothing'}; prefix sums start with 0")
-    falls = np.diff(indptr) < 0
-    if falls.any():
-        bad = int(falls.argmax())
-        raise ValueError(f"{name} falls from {indptr[bad]} to {indptr[bad + 1]} at entry {bad + 1}; prefix sums never fall")
-    return indptr
-
-
-def _integers(name: str, values: Any, *, ndim: int, limit: int | None = _INT32_MAX) -> np.ndarray:
-    """An int64 array; `limit`: the largest magnitude, None where the caller knows a tighter one."""
-    array = _array(name, values, objects=True)
-    if array.dtype == object:  # what numpy makes of Python integers beyond 64 bits
-        if not all(type(value) is int for value in array.flat):
-            raise _no_numbers(name, values)
-        raise ValueError(f"{name} holds {max(array.flat, key=abs)}; the limit is {limit or _INT64_MAX}")
-    if isinstance(values, list | tuple) and array.size == 0:
-        array = array.astype(np.int64)  # numpy makes floats of an empty list
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} has dtype {array.dtype}; integers are needed")
-    if array.ndim != ndim:
-        raise ValueError(f"{name} has shape {array.shape}; {counted(ndim, 'dimension')} {'are' if ndim > 1 else 'is'} needed")
-    if limit is not None and array.size:
-        largest = max(int(array.max()), int(array.min()), key=abs)
-        if abs(largest) > limit:
-            raise ValueError(f"{name} holds {largest}; the limit is {limit}")
-    return array.astype(np.int64)
-
-
-def _array(name: str, values: Any, *, objects: bool = False) -> np.ndarray:
-    """numpy's own view of an argument; what numpy can make nothing of is a TypeError. objects: an array of Python objects is let through."""
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is no array: {error}") from None
-    if array.dtype == object and not objects:
-        raise _no_numbers(name, values)
-    return array
-
-
-def _no_numbers(name: str, values: Any) -> TypeError:
-    return TypeError(f"{name} is a {type(values).__name__} that numpy makes no numeric array of")
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun: 1 page, 2 pages."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _integer(name: str, value: Any) -> int:
-    value = _scalar(value)
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} is {value!r}; an integer is needed")
-    return int(value)
-
-
-def _count(name: str, value: Any) -> int:
-    count = _integer(name, value)
-    if not 1 <= count <= _INT32_MAX:
-        raise ValueError(f"{name} is {count}; 1 to {_INT32_MAX} is allowed")
-    return count
-
-
-def _positive(name: str, value: Any) -> np.float32:
-    value = _scalar(value)
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {value!r}; a number is needed")
-    with np.errstate(over="ignore", under="ignore"):
-        try:
-            single = np.float32(value)
-        except OverflowError:  # a Python integer beyond float64
-            single = np.float32(np.inf)
-    if not (np.isfinite(single) and single > 0):
-        raise ValueError(f"{name} is {value}; a positive number within float32 is needed")
-    return single
-
-
-def _flag(name: str, value: Any) -> bool:
-    value = _scalar(value)
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} is {value!r}; True or False is needed")
-    return bool(value)
-
-
-def _scalar(value: Any) -> Any:
-    """What a zero-dimensional array holds, as npz files deliver numbers."""
-    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value

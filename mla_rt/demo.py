@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .accuracy import KERNEL_ERROR_FACTOR, KERNEL_ERROR_FLOOR, LSE_ABSOLUTE, LSE_RELATIVE
-from .batch import Batch, counted, make_batch
+from .arguments import counted
+from .batch import Batch, make_batch
 from .batch_file import quantize
 from .check import Check, check
 from .decode import KV_FORMATS, decode_batch, kernel_name

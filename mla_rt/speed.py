@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .batch import MAX_NUM_HEADS, MAX_Q_LEN, QK_WIDTH, Batch, make_batch
+from .batch import MAX_NUM_HEADS, QK_WIDTH, Batch, make_batch
 from .code_object import CodeObject, code_object_path
 from .decode import prepared_decode
 from .device import Device, Kernel
@@ -18,6 +18,7 @@ from .emulator.counters import Counters, LaunchCounts
 from .emulator.machine import Dispatch
 from .emulator_device import EmulatorDevice
 from .formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
+from .requests import MAX_Q_LEN
 from .speed_report import Tiles, marginal
 from .work_list import make_work_list
 

@@ -27,7 +27,9 @@ LAYERS = {
     "device": {"errors", "code_object", "hip_device", "emulator_device"},
     "hip_device": {"errors", "code_object", "device"},
     "emulator_device": {"errors", "code_object", "device", "emulator"},
-    "batch": {"errors", "elements", "formats"},
+    "arguments": {"errors"},
+    "requests": {"errors", "arguments"},
+    "batch": {"errors", "elements", "formats", "arguments", "requests"},
     "decode": {"errors", "formats", "work_list", "batch", "merge", "code_object", "device"},
 }
 # The command line stands on all of these, but reaches a backend through device.py only; nothing below knows of it.
