@@ -88,7 +88,7 @@ def make_batch(
     """Check the arguments of `decode` (described there). Raises TypeError or ValueError with the name, the value and the limit."""
     page_size = as_page_size(page_size)
     q = _check_q(q)
-    cache = _make_cache(kv, page_size)
+    cache = make_cache(kv, page_size)
 
     if block_table is not None or kv_lens is not None:
         if kv_indptr is not None or kv_indices is not None or kv_last_page_len is not None:
@@ -120,7 +120,8 @@ def _check_q(q: Any) -> np.ndarray:
     return np.ascontiguousarray(q)
 
 
-def _make_cache(kv: Any, page_size: int) -> Cache:
+def make_cache(kv: Any, page_size: int) -> Cache:
+    """A bfloat16 array, FP8 or MXFP4, [total_kv, ...] or [num_pages, page_size, ...], as bytes. TypeError or ValueError for anything else."""
     if isinstance(kv, MXFP4):
         rows = _pages("kv.codes", kv.codes, ROW_BYTES["mxfp4"], page_size)
         return Cache("mxfp4", rows, _pages("kv.scales", kv.scales, SCALES_PER_ROW, page_size), np.float32(1))
