@@ -21,6 +21,7 @@ FIXED_COST, SPLIT_COST, MERGE_COST = 2.0, 1.0, 0.1
 # Lengths of a split that are tried: these parts of a CU's fair share of all tiles, and those of the longest request.
 _OF_FAIR_SHARE = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.8, 0.84, 0.88, 0.92, 0.96, 1, 1.04, 1.08, 1.15, 1.3)
 _OF_LONGEST = (1 / 96, 1 / 64, 1 / 48, 1 / 32, 1 / 24, 1 / 16, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 1)
+MAX_PARTIALS_PER_CU = 32  # of splits chosen here: the bound of a plan's workspaces
 
 
 @dataclass(frozen=True)
@@ -83,24 +84,26 @@ def make_work_list(
         raise ValueError(f"{int(num_rows.sum())} query rows and {num_work} pieces of work exceed the limit of {_INT32_MAX} a launch")
 
     request = np.repeat(np.arange(len(kv_lens)), num_work_of)
-    position = np.arange(num_work) - np.repeat(np.cumsum(num_work_of) - num_work_of, num_work_of)
+    position = np.arange(num_work) - (np.cumsum(num_work_of) - num_work_of)[request]
     split, tile = np.divmod(position, row_tiles[request])
-    num_splits_of, kv_len = splits[request], kv_lens[request]
+    num_splits_of, kv_len, units_of = splits[request], kv_lens[request], units[request]
+    kv_begin, kv_end = (np.minimum(cut * units_of // num_splits_of * cut_unit, kv_len) for cut in (split, split + 1))
     is_split = num_splits_of > 1
     num_merges_of = np.where(splits > 1, row_tiles, 0)
     first_merge, first_partial = (np.cumsum(counts) - counts for counts in (num_merges_of, num_partials_of))
     work = np.empty((num_work, WORK_WORDS), np.int32)
     work[:, 0] = request
     work[:, 1] = tile * rows_per_tile
-    work[:, 2] = np.minimum(split * units[request] // num_splits_of * cut_unit, kv_len)
-    work[:, 3] = np.minimum((split + 1) * units[request] // num_splits_of * cut_unit, kv_len)
+    work[:, 2] = kv_begin
+    work[:, 3] = kv_end
     work[:, 4] = np.where(is_split, first_merge[request] + tile, -1)
     work[:, 5] = np.where(is_split, first_partial[request] + tile * num_splits_of, 0)
     work[:, 6] = split
     work[:, 7] = num_splits_of
     # Workgroups start in this order as CUs become free: the long ones first, so that the short ones fill the gaps at the end. Row tiles of one split
     # stay neighbours: they read the same tokens, which then come from the cache.
-    longest_first = np.argsort(work[:, 2] - work[:, 3], kind="stable")
+    # (Of equal lengths the first comes first: with the place in the key no stable sort is needed, which would take longer.)
+    longest_first = np.argsort((kv_begin - kv_end) * num_work + np.arange(num_work))
     return WorkList(work[longest_first], int(num_merges_of.sum()), num_partials)
 
 
@@ -109,17 +112,26 @@ def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) ->
 
     All requests are cut by one longest length, so that a request's splits, and its result to the last bit, do not depend on its place in the batch.
     """
+    # Requests of equal length cost the same: one column for each length that occurs.
+    tiles, num_row_tiles = _sum_by(kv_tiles, row_tiles)
     longest = max(int(kv_tiles.max(initial=1)), 1)
-    fair_share = max(int((row_tiles * kv_tiles).sum()) / num_cus, 1.0)
-    lengths = {min(math.ceil(fair_share * x), longest) for x in _OF_FAIR_SHARE} | {math.ceil(longest * x) for x in _OF_LONGEST}
-    best: tuple[float, np.ndarray] | None = None
-    for length in sorted(lengths, reverse=True):  # of equals the one with the fewest splits
-        splits = np.maximum(-(-kv_tiles // length), 1)
-        end = modelled_end(row_tiles, kv_tiles, splits, num_cus)
-        if best is None or end < best[0]:
-            best = end, splits
-    assert best is not None
-    return best[1]
+    fair_share = max(int((num_row_tiles * tiles).sum()) / num_cus, 1.0)
+    tried = {min(math.ceil(fair_share * x), longest) for x in _OF_FAIR_SHARE} | {math.ceil(longest * x) for x in _OF_LONGEST}
+    lengths = np.array(sorted(tried, reverse=True))  # of equals the first is taken, that with the fewest splits
+    splits = np.maximum(-(-tiles // lengths[:, None]), 1)
+    cost, count = cost_of(-(-tiles // splits), splits), num_row_tiles * splits
+    num_partials = np.where(splits > 1, count, 0).sum(axis=1)
+    # No launch ends before its longest piece, nor before its work is spread evenly: most lengths need no closer look.
+    no_earlier = np.maximum((cost * count).sum(axis=1) / num_cus, np.where(count > 0, cost, 0.0).max(axis=1, initial=0.0))
+    no_earlier[num_partials > MAX_PARTIALS_PER_CU * num_cus] = np.inf
+    best_end, best = np.inf, 0
+    for candidate in np.argsort(no_earlier, kind="stable").tolist():
+        if no_earlier[candidate] > best_end:
+            break
+        end = _end(cost[candidate], count[candidate], num_cus)
+        if (end, candidate) < (best_end, best):
+            best_end, best = end, candidate
+    return np.maximum(-(-kv_tiles // int(lengths[best])), 1)
 
 
 def cost_of(tiles: np.ndarray, splits: np.ndarray) -> np.ndarray:
@@ -130,10 +142,24 @@ def cost_of(tiles: np.ndarray, splits: np.ndarray) -> np.ndarray:
 def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray, num_cus: int) -> float:
     """When a launch ends, in units of a tile's time, with one workgroup a CU at a time and the longest first (the k-th longest of a round goes to the
     k-th least loaded CU)."""
-    pieces = -np.sort(-np.repeat(cost_of(-(-kv_tiles // splits), splits), row_tiles * splits))
+    return _end(cost_of(-(-kv_tiles // splits), splits), row_tiles * splits, num_cus)
+
+
+def _end(cost: np.ndarray, count: np.ndarray, num_cus: int) -> float:
+    """`modelled_end` of `count` pieces of each cost."""
+    longest_first = np.argsort(-cost)
+    pieces = np.repeat(cost[longest_first], count[longest_first])
     loads = np.zeros(num_cus)
     for first in range(0, len(pieces), num_cus):
         round_of = pieces[first : first + num_cus]
         loads[: len(round_of)] += round_of
         loads.sort()
     return float(loads[-1])
+
+
+def _sum_by(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct keys, ascending, and the sum of the values of each."""
+    order = np.argsort(keys)
+    keys = keys[order]
+    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
+    return keys[first], np.add.reduceat(values[order], first) if len(keys) else values
