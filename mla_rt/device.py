@@ -78,17 +78,20 @@ class Buffer(_Resource):
         """Device address of the first byte. DeviceError if the buffer was freed."""
         return int(self.handle)
 
-    def upload(self, array: NDArray[Any], stream: Stream | None = None) -> None:
+    def upload(self, array: NDArray[Any], stream: Stream | None = None, *, offset: int | None = None) -> None:
         """Copy the array (any shape and dtype, of exactly `nbytes` bytes, else ValueError; taken in C order) into the buffer.
 
+        offset: in bytes: the array goes there and need not fill the buffer, only fit (else ValueError).
         Without a stream the copy is done on return. On a stream it is queued; the array may be changed at once, for its bytes are taken now.
         """
         address = self.address
         _require_ndarray(array)
-        if array.nbytes != self.nbytes:
+        if offset is None and array.nbytes != self.nbytes:
             raise ValueError(f"upload of {array.nbytes} bytes (shape {array.shape}, {array.dtype}) into a buffer of {self.nbytes}")
-        if self.nbytes:
-            self.device._upload(address, np.ascontiguousarray(array), self.device._stream_handle(stream))
+        if offset is not None and not 0 <= offset <= self.nbytes - array.nbytes:
+            raise ValueError(f"upload of {array.nbytes} bytes at byte {offset} of a buffer of {self.nbytes}")
+        if array.nbytes:
+            self.device._upload(address + (offset or 0), np.ascontiguousarray(array), self.device._stream_handle(stream))
 
     def download(self, shape: int | tuple[int, ...], dtype: DTypeLike, stream: Stream | None = None) -> NDArray[Any]:
         """The buffer's bytes as a new array of this shape and dtype, which must take exactly `nbytes` (else ValueError).

@@ -89,6 +89,19 @@ def test_empty_buffers(device: Device) -> None:
         assert buffer.download((0, 3), np.int32).shape == (0, 3)
 
 
+def test_a_part_of_a_buffer_is_uploaded(device: Device) -> None:
+    with device.to_device(ramp(100)) as buffer, device.stream() as stream:
+        buffer.upload(np.zeros(3, np.float32), offset=40)
+        buffer.upload(np.ones(2, np.float32), stream, offset=392)
+        buffer.upload(np.zeros(0, np.float32), offset=400)
+        expected = ramp(100)
+        expected[10:13], expected[98:] = 0, 1
+        assert np.array_equal(buffer.download(100, np.float32, stream), expected)
+        for offset in (-4, 396):
+            with pytest.raises(ValueError, match=f"upload of 8 bytes at byte {offset} of a buffer of 400"):
+                buffer.upload(ramp(2), offset=offset)
+
+
 def test_wrong_sizes_and_types_are_refused(device: Device) -> None:
     with device.allocate(400) as buffer:
         for n in (99, 101, 0):
