@@ -118,11 +118,12 @@ def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) ->
     fair_share = max(int((num_row_tiles * tiles).sum()) / num_cus, 1.0)
     tried = {min(math.ceil(fair_share * x), longest) for x in _OF_FAIR_SHARE} | {math.ceil(longest * x) for x in _OF_LONGEST}
     lengths = np.array(sorted(tried, reverse=True))  # of equals the first is taken, that with the fewest splits
-    splits = np.maximum(-(-tiles // lengths[:, None]), 1)
-    cost, count = cost_of(-(-tiles // splits), splits), num_row_tiles * splits
+    # In float64, which divides several times faster than int64, and exactly enough: a quotient beyond a whole number is so by more than it rounds.
+    splits = np.maximum(np.ceil(tiles / lengths[:, None]), 1.0)
+    cost, count = cost_of(np.ceil(tiles / splits), splits), (num_row_tiles * splits).astype(np.int64)
     num_partials = np.where(splits > 1, count, 0).sum(axis=1)
     # No launch ends before its longest piece, nor before its work is spread evenly: most lengths need no closer look.
-    no_earlier = np.maximum((cost * count).sum(axis=1) / num_cus, np.where(count > 0, cost, 0.0).max(axis=1, initial=0.0))
+    no_earlier = np.maximum((cost * count).sum(axis=1) / num_cus, np.where(num_row_tiles > 0, cost, 0.0).max(axis=1, initial=0.0))
     no_earlier[num_partials > MAX_PARTIALS_PER_CU * num_cus] = np.inf
     best_end, best = np.inf, 0
     for candidate in np.argsort(no_earlier, kind="stable").tolist():
