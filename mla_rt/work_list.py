@@ -150,12 +150,15 @@ def _end(cost: np.ndarray, count: np.ndarray, num_cus: int) -> float:
     """`modelled_end` of `count` pieces of each cost."""
     longest_first = np.argsort(-cost)
     pieces = np.repeat(cost[longest_first], count[longest_first])
-    loads = np.zeros(num_cus)
-    for first in range(0, len(pieces), num_cus):
+    if len(pieces) <= num_cus:
+        return float(pieces.max(initial=0.0))
+    loads = pieces[num_cus - 1 :: -1].copy()
+    for first in range(num_cus, len(pieces), num_cus):
+        if first > num_cus:
+            loads.sort()
         round_of = pieces[first : first + num_cus]
         loads[: len(round_of)] += round_of
-        loads.sort()
-    return float(loads[-1])
+    return float(loads.max())
 
 
 def _sum_by(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
