@@ -79,13 +79,13 @@ def count_decode(shape: Shape, device: EmulatorDevice, *, exact: bool = False) -
     return CountedDecode(launches, marginal(short, SHORT_TILES, long, LONG_TILES, split, tokens_per_tile), short)
 
 
-def count_launches(shape: Shape, device: EmulatorDevice, *, exact: bool = False) -> tuple[LaunchCounts, ...]:
+def count_launches(shape: Shape, device: EmulatorDevice, *, exact: bool = False, max_tokens: int = EXACT_TOKENS) -> tuple[LaunchCounts, ...]:
     """The launches of a decode of this shape.
 
-    A shape of more than EXACT_TOKENS is counted on some of its requests, cut as in the whole batch, and taken times the rest (`LaunchCounts.sampled`
-    says so): equal requests do equal work, but for branches on the numbers. exact: emulate all of it whatever it takes.
+    A shape of more than max_tokens (times row tiles) is counted on some of its requests, cut as in the whole batch, and taken times the rest
+    (`LaunchCounts.sampled` says so): equal requests do equal work, but for branches on the numbers. exact: emulate all of it whatever it takes.
     """
-    requests = shape.batch if exact else _requests_to_count(shape, device)
+    requests = shape.batch if exact else _requests_to_count(shape, device, max_tokens)
     batch = _make_batch(shape, requests, shape.kv_len, shape.num_splits)
     launches = _count(batch, device, max(device.num_compute_units * requests // shape.batch, 1))
     return tuple(launches if requests == shape.batch else (counts.repeated(shape.batch // requests) for counts in launches))
@@ -95,12 +95,12 @@ def _constants(device: Device) -> Mapping[str, int]:
     return CodeObject.load(code_object_path("mla_decode", device.arch)).constants
 
 
-def _requests_to_count(shape: Shape, device: Device) -> int:
+def _requests_to_count(shape: Shape, device: Device, max_tokens: int) -> int:
     """How many of the requests to emulate: a divisor of the batch which, on its share of the compute units, is cut as the whole batch is."""
     constants, num_cus = _constants(device), device.num_compute_units
     rows_per_tile, tokens_per_tile = constants["ROWS_PER_TILE"], constants["TOKENS_PER_TILE"]
     tokens_of_request = shape.kv_len * -(-shape.q_len * shape.num_heads // rows_per_tile)
-    if shape.batch * tokens_of_request <= EXACT_TOKENS:
+    if shape.batch * tokens_of_request <= max_tokens:
         return shape.batch
 
     def lengths(requests: int) -> np.ndarray:
@@ -119,7 +119,7 @@ def _requests_to_count(shape: Shape, device: Device) -> int:
     whole = lengths(shape.batch)
     divisors = [n for n in range(1, shape.batch + 1) if shape.batch % n == 0]
     alike = [n for n in divisors if np.array_equal(np.repeat(lengths(n), shape.batch // n), whole)]
-    few_enough = [n for n in alike if n * tokens_of_request <= EXACT_TOKENS]
+    few_enough = [n for n in alike if n * tokens_of_request <= max_tokens]
     return few_enough[-1] if few_enough else alike[0]
 
 

@@ -27,6 +27,10 @@ from .occupancy import Occupancy, occupancy
 from .speed_rates import MI355X, Rates
 
 RESOURCES = ("issue", "valu", "mfma", "lds", "vmem")
+# What the upper bound adds up: issue of all but vector and matrix instructions, whose issue is part of their own clocks; latency of all waits and
+# scalar loads; neighbours: by how much the workgroups of a compute unit hold each other up; memory: the workgroup's lines at its unit's share.
+SERIAL_PARTS = (*RESOURCES, "latency")
+UPPER_PARTS = (*SERIAL_PARTS, "neighbours", "memory")
 _WIDTHS = (("x4", 16), ("x3", 12), ("x2", 8), ("64", 8))  # how a vector memory mnemonic says its bytes a lane, if more than a dword
 
 
@@ -34,11 +38,11 @@ _WIDTHS = (("x4", 16), ("x3", 12), ("x2", 8), ("64", 8))  # how a vector memory 
 class Demand:
     """What each workgroup asks of its compute unit, float [workgroups] each.
 
-    clocks: by RESOURCES; serial: clocks of the longest wave if nothing overlaps and nothing else runs, latencies included, memory traffic not.
+    clocks: by RESOURCES; serial: by SERIAL_PARTS, clocks of the longest wave if nothing overlaps and nothing else runs, memory traffic not included.
     """
 
     clocks: dict[str, np.ndarray]
-    serial: np.ndarray
+    serial: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,9 @@ class LaunchTime:
     """A launch on a card.
 
     resource_seconds: by "hbm" and RESOURCES, of the busiest compute unit (hbm: of the card): how long the launch takes if only this counted.
-    lower_seconds, upper_seconds: of the launch, without its fixed cost. busy: seconds that each compute unit has work in the lower bound,
-    [num_cus]; of_cu: how many workgroups each runs.
+    lower_seconds, upper_seconds: of the launch, without its fixed cost; upper_parts: by UPPER_PARTS, what the upper bound is the sum of where the
+    card's memory does not bound it too: of the workgroups that share the slot which ends last. busy: seconds that each compute unit has work in the
+    lower bound, [num_cus]; of_cu: how many workgroups each runs.
     """
 
     counts: LaunchCounts
@@ -55,6 +60,7 @@ class LaunchTime:
     resource_seconds: dict[str, float]
     lower_seconds: float
     upper_seconds: float
+    upper_parts: dict[str, float]
     busy: np.ndarray
     of_cu: np.ndarray
 
@@ -127,9 +133,11 @@ def demand(counts: LaunchCounts, rates: Rates) -> Demand:
         latency[kind] = max(rates.vmem_latency_clocks * ("vmcnt" in kind), rates.lds_latency_clocks * ("lgkmcnt" in kind))
     # A vector instruction's issue is part of the clocks for which it holds its SIMD.
     issue_of_others = rates.issue_clocks * (instructions - counts.by_kind[:, :, _columns(counts, ("valu", "transcendental", "mfma"))].sum(axis=2))
-    serial = (issue_of_others + valu + mfma + clocks_of(latency)).max(axis=1) + sum(shared.values())
+    of_wave = {"issue": issue_of_others, "valu": valu, "mfma": mfma, "latency": clocks_of(latency)}
+    longest = (np.arange(counts.num_workgroups), np.sum(list(of_wave.values()), axis=0).argmax(axis=1))
+    serial = {name: values[longest] for name, values in of_wave.items()} | shared
     clocks = {"issue": rates.issue_clocks * instructions.max(axis=1), "valu": fullest_simd(valu), "mfma": fullest_simd(mfma), **shared}
-    return Demand({name: np.asarray(values, np.float64) for name, values in clocks.items()}, np.asarray(serial, np.float64))
+    return Demand(*({name: np.asarray(values, np.float64) for name, values in parts.items()} for parts in (clocks, serial)))
 
 
 def _columns(counts: LaunchCounts, classes: tuple[str, ...]) -> list[int]:
@@ -158,9 +166,14 @@ def launch_time(counts: LaunchCounts, rates: Rates) -> LaunchTime:
     active_cus = min(rates.num_cus, counts.num_workgroups)
     share = min(rates.hbm_bytes_per_second / rates.clock_hz / active_cus, rates.bytes_in_flight / rates.vmem_latency_clocks)
     own_bytes = LINE_BYTES * (counts.workgroup_lines_read + counts.workgroup_lines_written)
-    upper = np.maximum(wanted.serial, shared) + together * own_bytes / share
+    serial = np.sum(list(wanted.serial.values()), axis=0)
+    parts = wanted.serial | {"neighbours": np.maximum(shared - serial, 0.0), "memory": together * own_bytes / share}
+    upper = np.sum(list(parts.values()), axis=0)
 
-    cu, end = _place(lower, rates.num_cus, fit.workgroups_per_cu)
+    cu, _, end = _place(lower, rates.num_cus, fit.workgroups_per_cu)
+    upper_cu, upper_slot, upper_end = _place(upper, rates.num_cus, fit.workgroups_per_cu)
+    last = upper_end.argmax()
+    of_last = (upper_cu == upper_cu[last]) & (upper_slot == upper_slot[last])
     totals = {name: np.bincount(cu, weight[name] * wanted.clocks[name], rates.num_cus) for name in RESOURCES}
     busy = np.bincount(cu, lower, rates.num_cus) / together
     hbm_seconds = LINE_BYTES * (counts.lines_read + counts.lines_written) / rates.hbm_bytes_per_second
@@ -169,18 +182,19 @@ def launch_time(counts: LaunchCounts, rates: Rates) -> LaunchTime:
         occupancy=fit,
         resource_seconds={"hbm": hbm_seconds} | {name: float(totals[name].max()) / rates.clock_hz for name in RESOURCES},
         lower_seconds=max(hbm_seconds, float(end.max()) / rates.clock_hz),
-        upper_seconds=max(hbm_seconds, float(_place(upper, rates.num_cus, fit.workgroups_per_cu)[1].max()) / rates.clock_hz),
+        upper_seconds=max(hbm_seconds, float(upper_end.max()) / rates.clock_hz),
+        upper_parts={name: float(parts[name][of_last].sum()) / rates.clock_hz for name in UPPER_PARTS},
         busy=busy / rates.clock_hz,
         of_cu=np.bincount(cu, minlength=rates.num_cus),
     )
 
 
-def _place(clocks: np.ndarray, num_cus: int, slots_per_cu: int) -> tuple[np.ndarray, np.ndarray]:
-    """Workgroups that take these clocks go, in order, to the slot that is free first, to every unit once before a second: (unit, end) of each."""
+def _place(clocks: np.ndarray, num_cus: int, slots_per_cu: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Workgroups of these clocks go, in order, to the slot that is free first, to every unit once before a second: (unit, slot, end) of each."""
     free = [(0.0, slot, cu) for slot in range(slots_per_cu) for cu in range(num_cus)]
-    placed, end = np.empty(len(clocks), np.int64), np.empty(len(clocks))
+    (placed, slots), end = np.empty((2, len(clocks)), np.int64), np.empty(len(clocks))
     for i, duration in enumerate(clocks):
         start, slot, cu = free[0]
-        placed[i], end[i] = cu, start + duration
+        placed[i], slots[i], end[i] = cu, slot, start + duration
         heapq.heapreplace(free, (end[i], slot, cu))
-    return placed, end
+    return placed, slots, end

@@ -101,6 +101,7 @@ def _launch_json(launch: LaunchTime) -> dict[str, Any]:
         "upper_seconds": launch.upper_seconds,
         "bound_by": launch.bound_by,
         "resource_seconds": launch.resource_seconds,
+        "upper_parts_seconds": launch.upper_parts,
         "utilization": launch.utilization,
         "workgroups_of_cu": launch.of_cu.tolist(),
         "busy_seconds_of_cu": launch.busy.tolist(),
@@ -167,6 +168,8 @@ def _launch_text(launch: LaunchTime) -> list[str]:
         share = launch.resource_seconds[name] / launch.lower_seconds if launch.lower_seconds else 0.0
         bound = "  <- bounds it" if name == launch.bound_by else ""
         lines.append(f"    t_{name:<8} {_us(launch.resource_seconds[name])} {share:7.1%}  {RESOURCE_NAMES[name]}{bound}")
+    parts = ", ".join(f"{name} {seconds * 1e6:.2f}" for name, seconds in launch.upper_parts.items() if seconds)
+    lines.append(f"  {'upper bound':<12} of the slot that ends last, µs: {parts}")
     waves = counts.num_workgroups * counts.waves_per_workgroup
     by_class = ", ".join(f"{name} {total / waves:.1f}" for name, total in counts.by_class.items() if total)
     lines.append(f"  {'a wave':<12} {counts.num_instructions / waves:,.1f} instructions: {by_class}")

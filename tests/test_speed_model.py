@@ -73,7 +73,17 @@ def test_demand_of_a_workgroup():
         "vmem": [3 * (2 * 4 + 1 * 16)],
     }
     # A wave: 20 instructions that are not vector ones, vector ones at their length, waits and the scalar load at their latency; then what is shared.
-    assert wanted.serial.tolist() == [20 * 4 + (40 + 32) + 48 + (100 + 2 * 10 + 50) + 3 * 11 + 3 * 24]
+    assert {name: clocks.tolist() for name, clocks in wanted.serial.items()} == {
+        "issue": [20 * 4],
+        "valu": [40 + 32],
+        "mfma": [48],
+        "latency": [100 + 2 * 10 + 50],
+        "lds": [3 * 11],
+        "vmem": [3 * 24],
+    }
+    # Of the longest wave, not the sum of the longest parts.
+    idle, busy = [0] * len(WAVE), [0, 0, 9, *[0] * 11]
+    assert demand(counts([[WAVE, busy, idle]]), CARD).serial["mfma"].tolist() == [48]
 
 
 def test_one_workgroup():
@@ -84,6 +94,9 @@ def test_one_workgroup():
     # Alone it has all the memory, 64 bytes a clock, which is less than it can keep in flight.
     serial = 80 + 72 + 48 + 170 + 11 + 24
     assert time.upper_seconds == pytest.approx((serial + 1280 / 64) * 1e-6)
+    assert time.upper_parts == pytest.approx(
+        {"issue": 80e-6, "valu": 72e-6, "mfma": 48e-6, "lds": 11e-6, "vmem": 24e-6, "latency": 170e-6, "neighbours": 0, "memory": 20e-6}
+    )
     assert time.of_cu.tolist() == [1, 0, 0, 0] and time.utilization == pytest.approx(0.25)
 
 
@@ -105,6 +118,8 @@ def test_tails_and_idle_units_show():
     assert time.occupancy.workgroups_per_cu == 1 and time.of_cu.tolist() == [2, 1, 1, 1]
     assert time.lower_seconds == pytest.approx(2 * 144e-6) and time.utilization == pytest.approx(5 / 8)
     assert time.resource_seconds["valu"] == pytest.approx(2 * 144e-6)
+    # The slot that ends last had two of them.
+    assert time.upper_seconds == pytest.approx(sum(time.upper_parts.values())) and time.upper_parts["latency"] == pytest.approx(2 * 170e-6)
 
 
 def test_long_workgroups_first_leave_no_gap():
