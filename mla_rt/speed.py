@@ -73,7 +73,7 @@ def count_decode(shape: Shape, device: EmulatorDevice, *, exact: bool = False) -
     tokens_per_tile = _constants(device)["TOKENS_PER_TILE"]
     launches = count_launches(shape, device, exact=exact)
     short, long, split = (
-        _count(_make_batch(shape, 1, tiles * tokens_per_tile, splits), device, 1, keep_trace=True)[0]
+        count_batch(_make_batch(shape, 1, tiles * tokens_per_tile, splits), device, 1, keep_trace=True)[0]
         for tiles, splits in ((SHORT_TILES, 1), (LONG_TILES, 1), (2 * SHORT_TILES, 2))
     )
     return CountedDecode(launches, marginal(short, SHORT_TILES, long, LONG_TILES, split, tokens_per_tile), short)
@@ -87,7 +87,7 @@ def count_launches(shape: Shape, device: EmulatorDevice, *, exact: bool = False,
     """
     requests = shape.batch if exact else _requests_to_count(shape, device, max_tokens)
     batch = _make_batch(shape, requests, shape.kv_len, shape.num_splits)
-    launches = _count(batch, device, max(device.num_compute_units * requests // shape.batch, 1))
+    launches = count_batch(batch, device, max(device.num_compute_units * requests // shape.batch, 1))
     return tuple(launches if requests == shape.batch else (counts.repeated(shape.batch // requests) for counts in launches))
 
 
@@ -123,7 +123,8 @@ def _requests_to_count(shape: Shape, device: Device, max_tokens: int) -> int:
     return few_enough[-1] if few_enough else alike[0]
 
 
-def _count(batch: Batch, device: EmulatorDevice, num_cus: int, *, keep_trace: bool = False) -> list[LaunchCounts]:
+def count_batch(batch: Batch, device: EmulatorDevice, num_cus: int | None = None, *, keep_trace: bool = False) -> list[LaunchCounts]:
+    """The launches of a decode of this batch, all of it. num_cus: compute units that the work is cut for; None: those of the device."""
     with _counted(device, keep_trace) as seen, prepared_decode(batch, device, num_cus=num_cus) as prepared:
         prepared.launch()
     return [counters.counts() for counters in seen]
@@ -170,18 +171,26 @@ def measure_decode(shape: Shape, device: Device, repetitions: int = REPETITIONS)
 
 
 def _make_batch(shape: Shape, requests: int, kv_len: int, num_splits: int | None) -> Batch:
-    """So many requests of random, finite numbers; their pages lie in the cache in random order."""
+    return random_batch(
+        np.full(requests, kv_len), shape.kv_format, num_heads=shape.num_heads, q_len=shape.q_len, num_splits=num_splits, page_size=shape.page_size
+    )
+
+
+def random_batch(
+    kv_lens: np.ndarray, kv_format: str, *, num_heads: int = 16, q_len: int = 1, num_splits: int | None = None, page_size: int = 64
+) -> Batch:
+    """Requests of these lengths, [batch] integers > 0, of random, finite numbers; their pages lie in the cache in random order."""
     rng = np.random.default_rng(0)
-    q = rng.standard_normal((requests * shape.q_len, shape.num_heads, QK_WIDTH), np.float32).astype(ml_dtypes.bfloat16)
-    pages_each = -(-kv_len // shape.page_size)
-    num_pages = requests * pages_each
+    kv_lens = np.asarray(kv_lens, np.int64)
+    q = rng.standard_normal((len(kv_lens) * q_len, num_heads, QK_WIDTH), np.float32).astype(ml_dtypes.bfloat16)
+    kv_indptr = np.concatenate([[0], np.cumsum(-(-kv_lens // page_size))])
     pool = rng.standard_normal((_POOL_ROWS, QK_WIDTH), np.float32)
-    rows = rng.integers(0, _POOL_ROWS, (num_pages, shape.page_size))
+    rows = rng.integers(0, _POOL_ROWS, (kv_indptr[-1], page_size))
     kv: Any
-    if shape.kv_format == "mxfp4":
+    if kv_format == "mxfp4":
         blocks = quantize_mxfp4(pool, scale_rule="even")
         kv = MXFP4(blocks.codes[rows], blocks.scales[rows])
-    elif shape.kv_format == "bf16":
+    elif kv_format == "bf16":
         kv = pool.astype(ml_dtypes.bfloat16)[rows]
     else:
         scaled = quantize_fp8(pool, dtype="e4m3fn")
@@ -190,10 +199,10 @@ def _make_batch(shape: Shape, requests: int, kv_len: int, num_splits: int | None
         q,
         kv,
         sm_scale=np.float32(QK_WIDTH**-0.5),
-        qo_indptr=np.arange(requests + 1) * shape.q_len,
-        kv_indptr=np.arange(requests + 1) * pages_each,
-        kv_indices=rng.permutation(num_pages),
-        kv_last_page_len=np.full(requests, (kv_len - 1) % shape.page_size + 1),
-        page_size=shape.page_size,
+        qo_indptr=np.arange(len(kv_lens) + 1) * q_len,
+        kv_indptr=kv_indptr,
+        kv_indices=rng.permutation(kv_indptr[-1]),
+        kv_last_page_len=(kv_lens - 1) % page_size + 1,
+        page_size=page_size,
         num_splits=num_splits,
     )
