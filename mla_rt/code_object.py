@@ -157,11 +157,12 @@ def pack_arguments(info: KernelInfo, values: Mapping[str, Any]) -> ctypes.Struct
         raise TypeError(f"{info.name}: unknown argument{'s' * (len(unknown) > 1)} {', '.join(unknown)}; it takes {', '.join(names) or 'none'}")
     packed = info.arguments_type()
     for arg in info.args:
-        setattr(packed, arg.name, (ctypes.c_uint8 * arg.size).from_buffer_copy(_argument_bytes(info, arg, values[arg.name])))
+        setattr(packed, arg.name, (ctypes.c_uint8 * arg.size).from_buffer_copy(argument_bytes(info, arg, values[arg.name])))
     return packed
 
 
-def _argument_bytes(info: KernelInfo, arg: Argument, value: Any) -> bytes:
+def argument_bytes(info: KernelInfo, arg: Argument, value: Any) -> bytes:
+    """What `pack_arguments` packs for one argument."""
     place, got = f"{info.name}: argument {arg.name}", f"{type(value).__module__}.{type(value).__qualname__}"
     if arg.kind == "global_buffer":
         address = 0 if value is None else getattr(value, "address", None)

@@ -13,8 +13,10 @@ before on any stream and holds back all work given later. Two other streams are 
 
 from __future__ import annotations
 
+import ctypes
 import numbers
 import operator
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,11 +26,12 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .code_object import CodeObject, KernelInfo, code_object_path, pack_arguments, packaged_archs
+from .code_object import CodeObject, KernelInfo, argument_bytes, code_object_path, pack_arguments, packaged_archs
 from .errors import DeviceError, UnsupportedArch
 
 Grid = int | tuple[int, ...]
 Self = TypeVar("Self", bound="_Resource")
+_ADDRESS = struct.Struct("<Q")
 MAX_WORK_ITEMS = 1 << 32  # HIP takes fewer than this many work-items in each dimension of a grid
 
 
@@ -204,6 +207,35 @@ class Kernel:
         return f"<Kernel {self.info.name}({', '.join(arg.name for arg in self.info.args)})>"
 
 
+class PreparedLaunch:
+    """A launch that `Device.prepare` checked and packed, to be queued again and again. kernel: what it launches.
+
+    One thread at a time may use it. Buffers given to `prepare` have to stay open, and so has the memory whose address was set.
+    """
+
+    def __init__(self, kernel: Kernel, grid: tuple[int, int, int], dynamic_lds_bytes: int, packed: ctypes.Structure):
+        self.kernel = kernel
+        self._grid, self._dynamic_lds_bytes, self._packed = grid, dynamic_lds_bytes, packed
+        self._bytes = (ctypes.c_uint8 * ctypes.sizeof(packed)).from_buffer(packed)
+        self._arguments = {arg.name: arg for arg in kernel.info.args}
+
+    def set_address(self, name: str, address: int) -> None:
+        """Let the pointer argument of this name be a device address, which is taken as it is; 0: null."""
+        _ADDRESS.pack_into(self._bytes, self._arguments[name].offset, address)
+
+    def set_value(self, name: str, value: np.generic) -> None:
+        """Let the by-value argument of this name be a numpy scalar of its size (else TypeError)."""
+        arg = self._arguments[name]
+        struct.pack_into(f"{arg.size}s", self._bytes, arg.offset, argument_bytes(self.kernel.info, arg, value))
+
+    def launch(self, stream: Stream | None = None) -> None:
+        """Queue it with the arguments as they are now. DeviceError as for `Device.launch`."""
+        kernel = self.kernel
+        device = kernel.module.device
+        kernel.module.handle  # noqa: B018 - raises if the module or the device was closed
+        device._launch(kernel._function, self._grid, kernel.info.block_size, self._dynamic_lds_bytes, device._stream_handle(stream), self._packed)
+
+
 class Device(ABC):
     """A GPU, or the emulator of one. Made by `open_device`; a context manager that closes it.
 
@@ -276,6 +308,10 @@ class Device(ABC):
         `code_object.pack_arguments`: TypeError). ValueError for an impossible grid, too much LDS, or a kernel or buffer of another device.
         DeviceError if HIP refuses the launch. Faults found while it runs: at the launch on the emulator (KernelFault), at a wait on HIP.
         """
+        self.prepare(kernel, grid, dynamic_lds_bytes=dynamic_lds_bytes, **arguments).launch(stream)
+
+    def prepare(self, kernel: Kernel, grid: Grid, /, *, dynamic_lds_bytes: int = 0, **arguments: Any) -> PreparedLaunch:
+        """What `launch` does, but for the launch: the arguments are checked (with the same errors) and packed once for many launches."""
         self._require_open()
         info = kernel.info
         if kernel.module.device is not self:
@@ -287,8 +323,7 @@ class Device(ABC):
         for name, value in arguments.items():
             if isinstance(value, Buffer) and value.device is not self:
                 raise ValueError(f"{info.name}: argument {name} is a buffer of another device")
-        packed = pack_arguments(info, arguments)
-        self._launch(kernel._function, groups, info.block_size, dynamic_lds_bytes, self._stream_handle(stream), packed)
+        return PreparedLaunch(kernel, groups, dynamic_lds_bytes, pack_arguments(info, arguments))
 
     def synchronize(self) -> None:
         """Wait for all work of the device. DeviceError if any of it failed."""

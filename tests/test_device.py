@@ -238,6 +238,26 @@ def test_another_arch_is_refused(device: Device, shim: Shim, compile_sample: Cal
     assert shim.count("hipModuleLoadData") == loads
 
 
+def test_a_prepared_launch_takes_its_arguments_as_they_are_now(device: Device, module: Module) -> None:
+    x = ramp(256)
+    with device.to_device(x) as dx, device.allocate(1024) as out, device.allocate(1024) as other, device.stream() as stream:
+        values = {"n": np.int32(256), "scale": np.float32(2), "flag": np.uint8(0), "shift": np.float64(0)}
+        prepared = device.prepare(module.kernel("scale_add"), 1, x=None, y=None, out=out, **values)
+        prepared.set_address("x", dx.address)
+        prepared.launch(stream)
+        prepared.set_address("out", other.address)
+        prepared.set_value("scale", np.float32(3))
+        prepared.launch(stream)
+        prepared.set_value("scale", np.float32(np.nan))  # after the launch: not its business any more
+        for buffer, factor in ((out, 2), (other, 3)):
+            assert np.array_equal(buffer.download(256, np.float32, stream), factor * x)
+        with pytest.raises(TypeError, match="scale is passed by value in 4 bytes"):
+            prepared.set_value("scale", np.float64(1))
+        with pytest.raises(DeviceError, match="Stream used after it was closed"):
+            stream.close()
+            prepared.launch(stream)
+
+
 def test_bad_launches_launch_nothing(device: Device, module: Module, other_device: Device, sample: Path) -> None:
     kernel = module.kernel("reverse")
     x, out, foreign = device.to_device(ramp(256)), device.to_device(np.full(256, POISON)), other_device.to_device(ramp(256))
