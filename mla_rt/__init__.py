@@ -1,6 +1,7 @@
 """MLA decode for AMD GPUs from numpy arrays.
 
 decode                         attention of a batch of requests over their KV cache: numpy arrays in, numpy arrays out
+plan                           the same prepared once for a serving loop, on device memory
 quantize_mxfp4, quantize_fp8   make the smaller caches, as MXFP4 and FP8 records, which also wrap bytes that exist already
 merge                          join the results of disjoint parts of a cache
 open_device                    a GPU, or the emulator that runs the same kernels where there is none; memory, streams and launches on it
@@ -13,6 +14,7 @@ from .device import open_device
 from .errors import DeviceError, KernelFault, UnknownInstruction, UnsupportedArch
 from .formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
 from .merge import merge
+from .plan import Plan, plan
 
 __version__ = "0.1.0"
 
@@ -21,12 +23,14 @@ __all__ = [
     "MXFP4",
     "DeviceError",
     "KernelFault",
+    "Plan",
     "UnknownInstruction",
     "UnsupportedArch",
     "__version__",
     "decode",
     "merge",
     "open_device",
+    "plan",
     "quantize_fp8",
     "quantize_mxfp4",
     "reference",

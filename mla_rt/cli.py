@@ -21,7 +21,8 @@ from . import __version__, batch_file, probe, terminal
 from .batch import make_batch
 from .check import check
 from .code_object import CODE_OBJECTS, CodeObject
-from .decode import KV_FORMATS, decode_batch, kernel_name
+from .decode import decode_batch
+from .decode_kernel import KV_FORMATS, kernel_name
 from .demo import LEGEND, TABLE_HEAD, demo, describe, describe_device, table_row, verdict
 from .device import Device, open_device
 from .errors import DeviceError, KernelFault, UnsupportedArch

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 
 from .batch import KV_LORA_RANK, Batch, make_batch
-from .code_object import code_object_path
 from .device import Buffer, Device, open_device
-from .errors import UnsupportedArch
-from .work_list import WorkList, make_work_list
-
-# The cache formats that each architecture's matrix instructions read. fnuz is the FP8 of gfx942: gfx950 reads the same bytes as other numbers.
-KV_FORMATS = {"gfx950": ("bf16", "fp8_e4m3fn", "mxfp4")}
+from .plan import Plan
 
 
 def decode(
@@ -94,42 +88,46 @@ def decode(
         return decode_batch(batch, opened)
 
 
-def kernel_name(kv_format: str, arch: str) -> str:
-    """The decode kernel of a format. Raises UnsupportedArch or ValueError if the architecture has none."""
-    if arch not in KV_FORMATS:
-        raise UnsupportedArch(f"there are no decode kernels for {arch}, only for {', '.join(KV_FORMATS)}")
-    if kv_format not in KV_FORMATS[arch]:
-        raise ValueError(f"kv_format {kv_format!r} cannot be decoded on {arch}; it reads {', '.join(KV_FORMATS[arch])}")
-    return f"mla_decode_{kv_format}"
-
-
 def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
-    """`decode` of a checked batch on an open device. What it takes of the device is given back, whether it succeeds or raises."""
+    """`decode` of a checked batch on an open device. What it takes of the device is given back, whether it succeeds or raises; only the code object
+    stays loaded."""
     with prepared_decode(batch, device) as prepared:
         prepared.launch()
         return prepared.results()
 
 
 @dataclass(frozen=True)
-class PreparedDecode:
-    """A batch on the device, ready to run. kernel: name of the decode kernel; work_list: what its launch does."""
+class DeviceCache:
+    """A cache on the device, for `Plan.run`: as PagedKVCache, but whoever made it keeps the memory."""
 
-    kernel: str
-    work_list: WorkList
-    _launch: Callable[[], None] | None
+    device: Device
+    kv_format: str
+    num_pages: int
+    page_size: int
+    rows: Buffer
+    scales: Buffer | None
+    kv_scale: np.float32
+
+
+@dataclass(frozen=True)
+class PreparedDecode:
+    """A batch on the device, planned, ready to run."""
+
+    plan: Plan
+    _q: Buffer
+    _cache: DeviceCache
     _out: Buffer
     _lse: Buffer
-    _shape: tuple[int, int]
 
     def launch(self) -> None:
-        """Queue the launch; again if called again. Without query tokens there is nothing to launch."""
-        if self._launch is not None:
-            self._launch()
+        """Queue the launch; again if called again."""
+        self.plan.run(self._q, self._cache, out=self._out, lse=self._lse)
 
     def results(self) -> tuple[np.ndarray, np.ndarray]:
         """Wait for the launch; out and lse as `decode` returns them."""
-        out_bits = self._out.download((*self._shape, KV_LORA_RANK), np.uint16)
-        return out_bits.view(ml_dtypes.bfloat16), self._lse.download(self._shape, np.float32)
+        shape = (self.plan.total_q, self.plan.num_heads)
+        out_bits = self._out.download((*shape, KV_LORA_RANK), np.uint16)
+        return out_bits.view(ml_dtypes.bfloat16), self._lse.download(shape, np.float32)
 
 
 @contextmanager
@@ -138,19 +136,18 @@ def prepared_decode(batch: Batch, device: Device, *, num_cus: int | None = None)
 
     num_cus: compute units that the work is cut for; None: those of the device.
     """
-    name = kernel_name(batch.cache.kv_format, device.arch)
-    total_q, num_heads = batch.q.shape[:2]
     with ExitStack() as resources:
-        module = resources.enter_context(device.load(code_object_path("mla_decode", device.arch)))
-        rows_per_tile = module.constants["ROWS_PER_TILE"]
-        work_list = make_work_list(
-            batch.qo_indptr,
-            batch.kv_lens,
-            num_heads=num_heads,
-            num_splits=batch.num_splits,
-            num_cus=device.num_compute_units if num_cus is None else num_cus,
-            rows_per_tile=rows_per_tile,
-            tokens_per_tile=module.constants["TOKENS_PER_TILE"],
+        plan = resources.enter_context(
+            Plan(
+                device,
+                batch,
+                num_heads=batch.num_heads,
+                kv_format=batch.cache.kv_format,
+                sm_scale=batch.sm_scale,
+                causal=batch.causal,
+                num_splits=batch.num_splits,
+                num_cus=num_cus,
+            )
         )
 
         def allocate(*shape: int, itemsize: int) -> Buffer:
@@ -159,33 +156,19 @@ def prepared_decode(batch: Batch, device: Device, *, num_cus: int | None = None)
         def upload(array: np.ndarray) -> Buffer:
             return resources.enter_context(device.to_device(array))
 
-        out = allocate(total_q, num_heads, KV_LORA_RANK, itemsize=2)
-        lse = allocate(total_q, num_heads, itemsize=4)
-        launch: Callable[[], None] | None = None
-        if len(work_list.work):  # else there are no query tokens, and a grid of no workgroups is an error in HIP
-            partial_out = allocate(work_list.num_partials, rows_per_tile, KV_LORA_RANK, itemsize=4)
-            partial_lse = allocate(work_list.num_partials, rows_per_tile, itemsize=4)
-            launch = partial(
-                device.launch,
-                module.kernel(name),
-                len(work_list.work),
-                q=upload(batch.q),
-                kv=upload(batch.cache.rows),
-                kv_scales=None if batch.cache.scales is None else upload(batch.cache.scales),
-                qo_indptr=upload(batch.qo_indptr),
-                kv_indptr=upload(batch.kv_indptr),
-                kv_indices=upload(batch.kv_indices),
-                kv_last_page_len=upload(batch.kv_last_page_len),
-                work=upload(work_list.work),
-                out=out,
-                lse=lse,
-                partial_out=partial_out,
-                partial_lse=partial_lse,
-                arrivals=upload(np.zeros(work_list.num_merges, np.uint32)),
-                num_heads=np.int32(num_heads),
-                page_size_log2=np.int32(batch.page_size.bit_length() - 1),
-                causal=np.int32(batch.causal),
-                sm_scale=batch.sm_scale,
-                kv_scale=batch.cache.kv_scale,
-            )
-        yield PreparedDecode(name, work_list, launch, out, lse, (total_q, num_heads))
+        rows, scales = batch.cache.rows, batch.cache.scales
+        yield PreparedDecode(
+            plan,
+            upload(batch.q),
+            DeviceCache(
+                device,
+                batch.cache.kv_format,
+                len(rows),
+                batch.page_size,
+                upload(rows),
+                None if scales is None else upload(scales),
+                batch.cache.kv_scale,
+            ),
+            allocate(batch.total_q, batch.num_heads, KV_LORA_RANK, itemsize=2),
+            allocate(batch.total_q, batch.num_heads, itemsize=4),
+        )

@@ -13,7 +13,8 @@ from .arguments import counted
 from .batch import Batch, make_batch
 from .batch_file import quantize
 from .check import Check, check
-from .decode import KV_FORMATS, decode_batch, kernel_name
+from .decode import decode_batch
+from .decode_kernel import KV_FORMATS, kernel_name
 from .device import Device
 
 PROMISE = (

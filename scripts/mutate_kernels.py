@@ -301,14 +301,14 @@ def noticed(mutant: Mutant) -> str:
         def where(stem: str, arch: str) -> Path:
             return path if stem == STEM else code_object_path(stem, arch)
 
-        decode_module, device_module = (vars(importlib.import_module(f"mla_rt.{name}")) for name in ("decode", "emulator_device"))
-        original = decode_module["code_object_path"], device_module["run"]
-        decode_module["code_object_path"] = where
-        device_module["run"] = functools.partial(run_launch, max_group_instructions=INSTRUCTION_LIMIT)
+        loading, running = (vars(importlib.import_module(f"mla_rt.{name}")) for name in ("device", "emulator_device"))
+        original = loading["code_object_path"], running["run"]
+        loading["code_object_path"] = where
+        running["run"] = functools.partial(run_launch, max_group_instructions=INSTRUCTION_LIMIT)
         try:
             return _noticed(batches(mutant.site.kernel.removeprefix(f"{STEM}_")))
         finally:
-            decode_module["code_object_path"], device_module["run"] = original
+            loading["code_object_path"], running["run"] = original
 
 
 def _noticed(made: list[Any]) -> str:

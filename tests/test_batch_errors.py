@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mla_rt.batch import make_batch
-from mla_rt.decode import decode, kernel_name
+from mla_rt.decode import decode
+from mla_rt.decode_kernel import kernel_name
 from mla_rt.errors import UnsupportedArch
 from mla_rt.formats import FP8, MXFP4
 

@@ -284,8 +284,9 @@ def test_an_empty_cache(emulator_device):
 
 @pytest.mark.parametrize(("operation", "calls_before"), [("_upload", 0), ("_upload", 5), ("_launch", 0), ("_download", 0)])
 def test_device_memory_is_given_back_on_errors(operation, calls_before, device, monkeypatch):
-    """And on success."""
+    """And on success. (The code object stays loaded: the first run is before the count.)"""
     made = make(Case((100,), num_splits=2))
+    run(made, device)
     before = len(device._resources)
     run(made, device)
     assert len(device._resources) == before

@@ -30,7 +30,13 @@ LAYERS = {
     "arguments": {"errors"},
     "requests": {"errors", "arguments"},
     "batch": {"errors", "elements", "formats", "arguments", "requests"},
-    "decode": {"errors", "formats", "work_list", "batch", "merge", "code_object", "device"},
+    "page_allocator": {"errors", "arguments", "requests"},
+    "cache_layouts": {"errors", "elements", "formats", "batch"},
+    "cache": {"errors", "elements", "formats", "arguments", "requests", "batch", "code_object", "device"},
+    "decode_kernel": {"errors", "device"},
+    "operands": {"errors", "device"},
+    "plan": {"errors", "arguments", "requests", "batch", "work_list", "device", "decode_kernel", "operands"},
+    "decode": {"errors", "formats", "batch", "merge", "device", "plan"},
 }
 # The command line stands on all of these, but reaches a backend through device.py only; nothing below knows of it.
 COMMAND = {"kernel_arguments", "accuracy", "occupancy", "output_file", "terminal", "batch_file", "check", "demo", "probe", "cli", "__main__"}

@@ -86,8 +86,7 @@ def test_a_missing_part_is_noticed(mutation, tmp_path, monkeypatch):
     assert text.count(mutation.old) == 1, "the mutation no longer fits the source"
     (sources / mutation.file).write_text(text.replace(mutation.old, mutation.new))
     build_kernels.build(sources / "mla_decode.hip", tmp_path / "mla_decode.co", "gfx950")
-    # By module name: the package's attribute `decode` is the function.
-    monkeypatch.setattr(importlib.import_module("mla_rt.decode"), "code_object_path", lambda stem, arch: tmp_path / f"{stem}.co")
+    monkeypatch.setattr(importlib.import_module("mla_rt.device"), "code_object_path", lambda stem, arch: tmp_path / f"{stem}.co")
 
     for kv_format in mutation.kv_formats:
         unnoticed = [case for case in mutation.cases if not is_noticed(case.but(kv_format=kv_format), mutation.seeds)]

@@ -156,7 +156,7 @@ def test_lines_of_scattered_accesses(memory, options):
 def test_product_kernels_agree_with_a_trace(tmp_path, monkeypatch, kv_format):
     """Every wave, class by class and kind by kind, against waves that run alone, one instruction at a time."""
     compile_with_ziglang(HIP / "mla_decode.hip", tmp_path / "mla_decode.co", "gfx950")
-    monkeypatch.setattr(importlib.import_module("mla_rt.decode"), "code_object_path", lambda stem, arch: tmp_path / f"{stem}.co")
+    monkeypatch.setattr(importlib.import_module("mla_rt.device"), "code_object_path", lambda stem, arch: tmp_path / f"{stem}.co")
     rng = np.random.default_rng(0)
     q, kv = (rng.standard_normal((n, *shape), np.float32).astype(ml_dtypes.bfloat16) for n, shape in ((2, (5, 576)), (171, (576,))))
     stored = {"bf16": lambda: kv, "fp8_e4m3fn": lambda: quantize_fp8(kv), "mxfp4": lambda: quantize_mxfp4(kv)}[kv_format]()

@@ -1,0 +1,36 @@
+"""Which decode kernel serves a cache, and what it wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .device import Device, Kernel
+from .errors import UnsupportedArch
+
+# The cache formats that each architecture's matrix instructions read. fnuz is the FP8 of gfx942: gfx950 reads the same bytes as other numbers.
+KV_FORMATS = {"gfx950": ("bf16", "fp8_e4m3fn", "mxfp4")}
+
+
+@dataclass(frozen=True)
+class DecodeKernel:
+    """rows_per_tile: query rows of a workgroup; tokens_per_tile: tokens that it loads at a time."""
+
+    kernel: Kernel
+    rows_per_tile: int
+    tokens_per_tile: int
+
+
+def kernel_name(kv_format: str, arch: str) -> str:
+    """The decode kernel of a format. Raises UnsupportedArch or ValueError if the architecture has none."""
+    if arch not in KV_FORMATS:
+        raise UnsupportedArch(f"there are no decode kernels for {arch}, only for {', '.join(KV_FORMATS)}")
+    if kv_format not in KV_FORMATS[arch]:
+        raise ValueError(f"kv_format {kv_format!r} cannot be decoded on {arch}; it reads {', '.join(KV_FORMATS[arch])}")
+    return f"mla_decode_{kv_format}"
+
+
+def kernel_for(device: Device, kv_format: str) -> DecodeKernel:
+    """The decode kernel of a format, loaded on the device. Raises UnsupportedArch or ValueError if its architecture has none."""
+    name = kernel_name(kv_format, device.arch)
+    module = device.packaged("mla_decode")
+    return DecodeKernel(module.kernel(name), module.constants["ROWS_PER_TILE"], module.constants["TOKENS_PER_TILE"])
