@@ -179,14 +179,13 @@ def _measure_plan(device: Device, repetitions: int) -> tuple[float, float]:
 def _measure_bare(device: Device, repetitions: int) -> float:
     from hip import hip  # as the device has loaded it
 
+    launch: Any = hip.hipModuleLaunchKernel
     with device.stream() as stream:
         module = device.packaged("mla_decode")
         kernel = module.kernel("mla_decode_mxfp4")
         arguments = (kernel.info.arguments_type(),)
         function, handle, block = kernel._function, stream.handle.handle, kernel.info.block_size
-        return _median_us(
-            device, lambda: hip.hipModuleLaunchKernel(function, 256, 1, 1, block, 1, 1, 0, handle, None, arguments), repetitions, AT_ONCE
-        )
+        return _median_us(device, lambda: launch(function, 256, 1, 1, block, 1, 1, 0, handle, None, arguments), repetitions, AT_ONCE)
 
 
 def _median_us(device: Device, call: Callable[[], Any], repetitions: int, at_once: int = 1) -> float:
