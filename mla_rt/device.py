@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import numbers
 import operator
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +30,6 @@ from .errors import DeviceError, UnsupportedArch
 
 Grid = int | tuple[int, ...]
 Self = TypeVar("Self", bound="_Resource")
-_ADDRESS = struct.Struct("<Q")
 MAX_WORK_ITEMS = 1 << 32  # HIP takes fewer than this many work-items in each dimension of a grid
 
 
@@ -79,6 +77,8 @@ class Buffer(_Resource):
     @property
     def address(self) -> int:
         """Device address of the first byte. DeviceError if the buffer was freed."""
+        if self._open and not self.device.closed:  # as `handle` says, but quicker: each run of a plan asks for a few
+            return int(self._handle)
         return int(self.handle)
 
     def upload(self, array: NDArray[Any], stream: Stream | None = None, *, offset: int | None = None) -> None:
@@ -216,17 +216,19 @@ class PreparedLaunch:
     def __init__(self, kernel: Kernel, grid: tuple[int, int, int], dynamic_lds_bytes: int, packed: ctypes.Structure):
         self.kernel = kernel
         self._grid, self._dynamic_lds_bytes, self._packed = grid, dynamic_lds_bytes, packed
-        self._bytes = (ctypes.c_uint8 * ctypes.sizeof(packed)).from_buffer(packed)
+        self._bytes = memoryview(packed).cast("B")
+        self._words = self._bytes[: len(self._bytes) // 8 * 8].cast("Q")
         self._arguments = {arg.name: arg for arg in kernel.info.args}
+        self._word_of = {arg.name: arg.offset // 8 for arg in kernel.info.args if arg.kind == "global_buffer"}
 
     def set_address(self, name: str, address: int) -> None:
-        """Let the pointer argument of this name be a device address, which is taken as it is; 0: null."""
-        _ADDRESS.pack_into(self._bytes, self._arguments[name].offset, address)
+        """Let the pointer argument of this name (else KeyError) be a device address, which is taken as it is; 0: null."""
+        self._words[self._word_of[name]] = address
 
     def set_value(self, name: str, value: np.generic) -> None:
         """Let the by-value argument of this name be a numpy scalar of its size (else TypeError)."""
         arg = self._arguments[name]
-        struct.pack_into(f"{arg.size}s", self._bytes, arg.offset, argument_bytes(self.kernel.info, arg, value))
+        self._bytes[arg.offset : arg.offset + arg.size] = argument_bytes(self.kernel.info, arg, value)
 
     def launch(self, stream: Stream | None = None) -> None:
         """Queue it with the arguments as they are now. DeviceError as for `Device.launch`."""

@@ -26,32 +26,25 @@ class Operand:
 
     def address_of(self, array: Any, device: Device) -> int:
         """Of an array that is as it has to be. TypeError or ValueError, naming value and limit, if it is not; DeviceError if it was freed."""
-        if type(array) is Buffer:
-            if array.device is not device:
-                raise _on_another_device(self.name, array.device, device)
-            if array.nbytes != self.nbytes:
-                raise ValueError(f"{self.name} has {array.nbytes} bytes; the plan needs {self.nbytes}: {self}")
-            address = array.address
-        else:
-            raise _no_buffer(self.name, array)
-        if address % self.alignment:
-            raise _misaligned(self.name, address, self.alignment)
-        return address
+        if type(array) is Buffer and array.device is device and array.nbytes == self.nbytes:
+            return array.address  # of an allocation: aligned
+        require_buffer(self.name, array, device)
+        raise ValueError(f"{self.name} has {array.nbytes} bytes; the plan needs {self.nbytes}: {self}")
 
 
 def packed_address(name: str, array: Any, nbytes: int, device: Device) -> int:
     """Of a packed array of so many bytes of any dtype and shape, aligned to 16 bytes."""
-    if type(array) is Buffer:
-        if array.device is not device:
-            raise _on_another_device(name, array.device, device)
-        address = array.address
-    else:
-        raise _no_buffer(name, array)
-    if array.nbytes != nbytes:
-        raise ValueError(f"{name} has {array.nbytes} bytes; {nbytes} are needed for its pages")
-    if address % 16:
-        raise _misaligned(name, address, 16)
-    return int(address)
+    if type(array) is Buffer and array.device is device and array.nbytes == nbytes:
+        return array.address
+    require_buffer(name, array, device)
+    raise ValueError(f"{name} has {array.nbytes} bytes; {nbytes} are needed for its pages")
+
+
+def require_buffer(name: str, array: Any, device: Device) -> None:
+    if type(array) is not Buffer:
+        raise TypeError(f"{name} is a {type(array).__name__}; a Buffer of the plan's device is needed")
+    if array.device is not device:
+        raise ValueError(f"{name} is on another device, {array.device}; the plan is for {device}")
 
 
 def overlap(spans: dict[str, tuple[int, int]], written: tuple[str, ...]) -> ValueError:
@@ -63,15 +56,3 @@ def overlap(spans: dict[str, tuple[int, int]], written: tuple[str, ...]) -> Valu
                 where = f"{name} at {begin:#x} to {end:#x}, {other} at {other_begin:#x} to {other_end:#x}"
                 return ValueError(f"{name} overlaps {other}: {where}")
     raise AssertionError("no two arrays overlap")
-
-
-def _on_another_device(name: str, its: Device, needed: Device) -> ValueError:
-    return ValueError(f"{name} is on another device, {its}; the plan is for {needed}")
-
-
-def _misaligned(name: str, address: int, alignment: int) -> ValueError:
-    return ValueError(f"{name} is at address {address:#x}; it has to be a multiple of {alignment}")
-
-
-def _no_buffer(name: str, array: Any) -> TypeError:
-    return TypeError(f"{name} is a {type(array).__name__}; a Buffer of the plan's device is needed")
