@@ -29,8 +29,11 @@ def kernel_name(kv_format: str, arch: str) -> str:
     return f"mla_decode_{kv_format}"
 
 
-def kernel_for(device: Device, kv_format: str) -> DecodeKernel:
-    """The decode kernel of a format, loaded on the device. Raises UnsupportedArch or ValueError if its architecture has none."""
+def kernel_for(device: Device, kv_format: str, max_rows: int) -> DecodeKernel:
+    """The decode kernel for a format and for requests of at most so many query rows (query tokens times heads), loaded on the device.
+
+    Raises UnsupportedArch or ValueError if its architecture has none.
+    """
     name = kernel_name(kv_format, device.arch)
     module = device.packaged("mla_decode")
     return DecodeKernel(module.kernel(name), module.constants["ROWS_PER_TILE"], module.constants["TOKENS_PER_TILE"])

@@ -12,13 +12,13 @@ from .device import Buffer, Device
 class Operand:
     """What an array of a run has to be.
 
-    name: in messages; shape, dtype; nbytes: of the packed array; alignment: of its address, in bytes
+    name: in messages; shape, dtype; nbytes: of the packed array
     """
 
-    __slots__ = ("alignment", "dtype", "name", "nbytes", "shape")
+    __slots__ = ("dtype", "name", "nbytes", "shape")
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype, *, alignment: int):
-        self.name, self.shape, self.dtype, self.alignment = name, shape, dtype, alignment
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype):
+        self.name, self.shape, self.dtype = name, shape, dtype
         self.nbytes = int(np.prod(shape)) * dtype.itemsize
 
     def __str__(self) -> str:

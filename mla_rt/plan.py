@@ -15,7 +15,7 @@ import numpy as np
 
 from .arguments import INT32_MAX, as_count, as_flag, as_positive, counted
 from .batch import KV_LORA_RANK, MAX_NUM_HEADS, QK_WIDTH, ROW_BYTES, SCALES_PER_ROW
-from .decode_kernel import kernel_for
+from .decode_kernel import DecodeKernel, kernel_for, kernel_name
 from .device import Buffer, Device, PreparedLaunch, Stream
 from .errors import DeviceError
 from .operands import Operand, overlap, packed_address
@@ -85,8 +85,8 @@ class Plan:
     kv_indptr, kv_indices, kv_last_page_len   Buffers of int32: the lengths on the device, which the kernel reads at each run. With max_kv_len, work
                 on a stream may rewrite them in place of `update`; it must keep to what `update` would accept.
 
-    Workspaces. What the plan owns is allocated by `plan`, is used again by `update`, and grows there only. Splits chosen automatically need at most
-    32 partials (32 KiB each) a compute unit; a given num_splits needs one for each split and 16 query rows.
+    Workspaces. What the plan owns is allocated by `plan`, is used again by `update`, and grows there only. Of its partial results (2 KiB for a query
+    row) splits chosen automatically need at most 32 tiles of rows a compute unit; a given num_splits needs one for each split of each tile.
 
     Streams. Runs of one plan share its workspaces: they must be ordered, by one stream or by events. Plans on two streams are independent. A plan
     may be used from several threads; a call holds the others off for as long as it takes to queue it.
@@ -109,9 +109,9 @@ class Plan:
         num_cus: int | None = None,
     ):
         """Use `plan`, which checks. num_cus: compute units that the work is cut for; None: those of the device."""
+        kernel_name(kv_format, device.arch)  # raises if there is none
         self.device, self.num_heads, self.page_size, self.kv_format = device, num_heads, requests.page_size, kv_format
         self.sm_scale, self.causal, self.num_splits, self.max_kv_len = sm_scale, causal, num_splits, max_kv_len
-        self._kernel = kernel_for(device, kv_format)
         self._num_cus = device.num_compute_units if num_cus is None else num_cus
         self._page_bytes = self.page_size * ROW_BYTES[kv_format]
         self._page_scale_bytes = self.page_size * SCALES_PER_ROW if kv_format == "mxfp4" else 0
@@ -121,7 +121,7 @@ class Plan:
         self._buffers: dict[str, Buffer] = {}
         self._open = self._usable = True
         try:
-            self._take(requests, self._make_work_list(requests), None)
+            self._take(requests, self._divide(requests), None)
         except BaseException:
             self._free()
             raise
@@ -235,7 +235,7 @@ class Plan:
         with self._lock:
             self._require_open()
             if self.max_kv_len is None:
-                self._take(requests, self._make_work_list(requests), stream)
+                self._take(requests, self._divide(requests), stream)
             else:
                 self._require_fits(requests)
                 self._take(requests, None, stream)
@@ -294,19 +294,21 @@ class Plan:
             raise ValueError("cache.scales is None; a cache of mxfp4 has scales")
         return rows_address, packed_address("cache.scales", scales, num_pages * self._page_scale_bytes, device), kv_scale
 
-    def _make_work_list(self, requests: Requests) -> WorkList:
-        kv_lens = requests.kv_lens
+    def _divide(self, requests: Requests) -> tuple[DecodeKernel, WorkList]:
+        """The kernel for these requests, and their work cut for it."""
+        kv_lens, q_lens = requests.kv_lens, requests.qo_indptr[1:] - requests.qo_indptr[:-1]
+        kernel = kernel_for(self.device, self.kv_format, int(q_lens.max(initial=0)) * self.num_heads)
         if self.max_kv_len is not None:
             self._require_no_longer(requests)
             kv_lens = np.full(len(kv_lens), self.max_kv_len)
-        return make_work_list(
+        return kernel, make_work_list(
             requests.qo_indptr,
             kv_lens,
             num_heads=self.num_heads,
             num_splits=self.num_splits,
             num_cus=self._num_cus,
-            rows_per_tile=self._kernel.rows_per_tile,
-            tokens_per_tile=self._kernel.tokens_per_tile,
+            rows_per_tile=kernel.rows_per_tile,
+            tokens_per_tile=kernel.tokens_per_tile,
         )
 
     def _require_no_longer(self, requests: Requests) -> None:
@@ -328,31 +330,32 @@ class Plan:
         if last_page >= self._fewest_pages:
             raise ValueError(f"kv_indices holds {last_page}; a cache that the plan was run with has {counted(self._fewest_pages, 'page')}")
 
-    def _take(self, requests: Requests, work_list: WorkList | None, stream: Stream | None) -> None:
-        """Bring the requests to the device. work_list None: that of before."""
+    def _take(self, requests: Requests, divided: tuple[DecodeKernel, WorkList] | None, stream: Stream | None) -> None:
+        """Bring the requests to the device. divided: how; None: as before."""
         arrays = {
             "kv_indptr": requests.kv_indptr,
             "kv_indices": requests.kv_indices,
             "kv_last_page_len": requests.kv_last_page_len,
         }
-        if work_list is not None:
+        if divided is not None:
+            kernel, work_list = divided
             arrays |= {"qo_indptr": requests.qo_indptr, "work": work_list.work}
-            self._grow(self._bytes_needed(requests, work_list), stream)
+            self._grow(self._bytes_needed(requests, kernel, work_list), stream)
         self._usable = False
         for name, array in arrays.items():
             self._buffers[name].upload(array, stream, offset=0)
-        if work_list is not None:
-            self.work_list = work_list
-            self._launch = self._prepare(requests, work_list)
-            total_q, num_heads = requests.total_q, self.num_heads
-            self._q = Operand("q", (total_q, num_heads, QK_WIDTH), _BF16, alignment=16)
-            self._out = Operand("out", (total_q, num_heads, KV_LORA_RANK), _BF16, alignment=16)
-            self._lse = Operand("lse", (total_q, num_heads), _F32, alignment=4)
+        if divided is not None:
+            self._kernel, self.work_list = kernel, work_list
+            self._launch = self._prepare()
+            rows = (requests.total_q, self.num_heads)
+            self._q = Operand("q", (*rows, QK_WIDTH), _BF16)
+            self._out = Operand("out", (*rows, KV_LORA_RANK), _BF16)
+            self._lse = Operand("lse", rows, _F32)
         self._requests = requests
         self._last_page = int(requests.kv_indices.max(initial=-1))
         self._usable = True
 
-    def _bytes_needed(self, requests: Requests, work_list: WorkList) -> dict[str, int]:
+    def _bytes_needed(self, requests: Requests, kernel: DecodeKernel, work_list: WorkList) -> dict[str, int]:
         """Of each workspace."""
         num_pages = requests.kv_indices.size
         if self.max_kv_len is not None:
@@ -360,7 +363,7 @@ class Plan:
             if num_pages > INT32_MAX:
                 lengths = f"{counted(requests.num_requests, 'request')} of max_kv_len {self.max_kv_len}"
                 raise ValueError(f"{lengths} have {num_pages} pages of page_size {self.page_size}; the limit is {INT32_MAX}")
-        partial_rows = work_list.num_partials * self._kernel.rows_per_tile
+        partial_rows = work_list.num_partials * kernel.rows_per_tile
         return {
             "qo_indptr": requests.qo_indptr.nbytes,
             "kv_indptr": requests.kv_indptr.nbytes,
@@ -389,14 +392,14 @@ class Plan:
             undo.pop_all()
         self._buffers |= grown
 
-    def _prepare(self, requests: Requests, work_list: WorkList) -> PreparedLaunch | None:
+    def _prepare(self) -> PreparedLaunch | None:
         """The launch, but for the arrays of a run; None if there are no query tokens."""
-        if not len(work_list.work):
+        if not len(self.work_list.work):
             return None
         arrays: dict[str, Any] = {**dict.fromkeys(("q", "kv", "kv_scales", "out", "lse")), **self._buffers}
         return self.device.prepare(
             self._kernel.kernel,
-            len(work_list.work),
+            len(self.work_list.work),
             **arrays,
             num_heads=np.int32(self.num_heads),
             page_size_log2=np.int32(self.page_size.bit_length() - 1),
