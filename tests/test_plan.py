@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+import bench_host
 from decode_cases import Case, make
 from mla_rt import KernelFault, decode, open_device, plan
 from mla_rt.errors import DeviceError
@@ -132,6 +133,16 @@ def test_a_run_only_launches(hip_device, shim):
         assert {name: shim.count(f"hip{name}") - count for name, count in before.items()} == {**dict.fromkeys(others, 0), "ModuleLaunchKernel": 1}
         assert shim.pending() == 1
         assert_decoded(*arrays.results(stream), *made.exact())
+
+
+def test_a_run_costs_the_host_little_and_no_memory(hip_device, shim):
+    """Times are far above those of an idle machine (some 14 us and 1 ms), to catch what grows with the batch."""
+    costs = bench_host.measure(hip_device, shim, repetitions=4)
+    for cost in costs.runs:
+        assert cost.kept_bytes == 0 and cost.peak_bytes < 4096
+        assert {name: count for name, count in cost.calls.items() if count} == {"hipModuleLaunchKernel": 1}
+        assert cost.us < 300
+    assert max(costs.plan_us, costs.update_us) < 30_000 and 0 < costs.bare_us < 300
 
 
 def test_runs_are_ordered_with_the_work_of_their_stream(hip_device, shim):
