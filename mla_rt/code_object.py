@@ -155,10 +155,10 @@ def pack_arguments(info: KernelInfo, values: Mapping[str, Any]) -> ctypes.Struct
         raise TypeError(f"{info.name}: missing argument{'s' * (len(missing) > 1)} {', '.join(missing)}")
     if unknown := [name for name in values if name not in names]:
         raise TypeError(f"{info.name}: unknown argument{'s' * (len(unknown) > 1)} {', '.join(unknown)}; it takes {', '.join(names) or 'none'}")
-    packed = info.arguments_type()
+    segment = bytearray(ctypes.sizeof(info.arguments_type))
     for arg in info.args:
-        setattr(packed, arg.name, (ctypes.c_uint8 * arg.size).from_buffer_copy(argument_bytes(info, arg, values[arg.name])))
-    return packed
+        segment[arg.offset : arg.offset + arg.size] = argument_bytes(info, arg, values[arg.name])
+    return info.arguments_type.from_buffer(segment)
 
 
 def argument_bytes(info: KernelInfo, arg: Argument, value: Any) -> bytes:

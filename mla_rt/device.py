@@ -254,7 +254,7 @@ class Device(ABC):
         self.closed = False
         # Every open resource: they live as long as the device, and the device releases at its end what its user did not.
         self._resources: dict[int, _Resource] = {}
-        self._packaged: dict[Path, Module] = {}
+        self._packaged: dict[str, Module] = {}
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of `nbytes` bytes (0 is allowed), 256-byte aligned, with undefined contents. DeviceError if there is no room."""
@@ -288,10 +288,10 @@ class Device(ABC):
 
         FileNotFoundError if the package has none.
         """
-        path = code_object_path(stem, self.arch)
-        if path not in self._packaged or not self._packaged[path]._open:
-            self._packaged[path] = self.load(path)
-        return self._packaged[path]
+        module = self._packaged.get(stem)
+        if module is None or not module._open:
+            module = self._packaged[stem] = self.load(code_object_path(stem, self.arch))
+        return module
 
     def stream(self) -> Stream:
         """A new stream."""

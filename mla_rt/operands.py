@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ class Operand:
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype):
         self.name, self.shape, self.dtype = name, shape, dtype
-        self.nbytes = int(np.prod(shape)) * dtype.itemsize
+        self.nbytes = math.prod(shape) * dtype.itemsize
 
     def __str__(self) -> str:
         return f"[{', '.join(map(str, self.shape))}] {self.dtype}"
