@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from .batch import MAX_NUM_HEADS, QK_WIDTH, Batch, make_batch
-from .code_object import CodeObject, code_object_path
 from .decode import prepared_decode
+from .decode_kernel import kernel_for
 from .device import Device, Kernel
 from .emulator.counters import Counters, LaunchCounts
 from .emulator.machine import Dispatch
@@ -70,7 +70,7 @@ class CountedDecode:
 
 def count_decode(shape: Shape, device: EmulatorDevice, *, exact: bool = False) -> CountedDecode:
     """Count a decode of this shape on the emulator: its launches (`count_launches`), and what a tile costs."""
-    tokens_per_tile = _constants(device)["TOKENS_PER_TILE"]
+    tokens_per_tile = kernel_for(device, shape.kv_format, shape.q_len * shape.num_heads).tokens_per_tile
     launches = count_launches(shape, device, exact=exact)
     short, long, split = (
         count_batch(_make_batch(shape, 1, tiles * tokens_per_tile, splits), device, 1, keep_trace=True)[0]
@@ -91,15 +91,11 @@ def count_launches(shape: Shape, device: EmulatorDevice, *, exact: bool = False,
     return tuple(launches if requests == shape.batch else (counts.repeated(shape.batch // requests) for counts in launches))
 
 
-def _constants(device: Device) -> Mapping[str, int]:
-    return CodeObject.load(code_object_path("mla_decode", device.arch)).constants
-
-
 def _requests_to_count(shape: Shape, device: Device, max_tokens: int) -> int:
     """How many of the requests to emulate: a divisor of the batch which, on its share of the compute units, is cut as the whole batch is."""
-    constants, num_cus = _constants(device), device.num_compute_units
-    rows_per_tile, tokens_per_tile = constants["ROWS_PER_TILE"], constants["TOKENS_PER_TILE"]
-    tokens_of_request = shape.kv_len * -(-shape.q_len * shape.num_heads // rows_per_tile)
+    num_cus, num_rows = device.num_compute_units, shape.q_len * shape.num_heads
+    kernel = kernel_for(device, shape.kv_format, num_rows)
+    tokens_of_request = shape.kv_len * -(-num_rows // kernel.rows_per_tile)
     if shape.batch * tokens_of_request <= max_tokens:
         return shape.batch
 
@@ -111,8 +107,8 @@ def _requests_to_count(shape: Shape, device: Device, max_tokens: int) -> int:
             num_heads=shape.num_heads,
             num_splits=shape.num_splits,
             num_cus=max(num_cus * requests // shape.batch, 1),
-            rows_per_tile=rows_per_tile,
-            tokens_per_tile=tokens_per_tile,
+            rows_per_tile=kernel.rows_per_tile,
+            tokens_per_tile=kernel.tokens_per_tile,
         ).work
         return np.asarray(work[:, 3] - work[:, 2])
 

@@ -8,7 +8,9 @@ token.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ FP8, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
 WIDTH, V_WIDTH = 576, 512
 WORK_BLOCK = 128  # tokens: a work begins at a multiple
 UNUSED_ROWS = 37  # of the cache, between and behind those of the requests
+POOL_ROWS = 1 << 16  # distinct ones; a larger cache repeats them, each at its own address
+COST_OF_A_WORK = 2  # blocks: what a work costs beside its tokens, where works are balanced
 
 _POINTERS = {
     "partial_out": 0, "lse": 16, "q": 32, "kv": 48, "kv_indptr": 64, "kv_indices": 80, "kv_last_page_len": 96, "qo_indptr": 208,
@@ -44,7 +48,8 @@ class Case:
     """One launch.
 
     rows_per_workgroup: rows (query tokens × heads) of one workgroup in the grid; persistent: work comes from a list, over num_workgroups
-    workgroups; final: the kernel writes the bf16 result itself where a request is not split.
+    workgroups; balanced: of a persistent launch, requests are cut where a workgroup has its share, whatever num_splits; final: the kernel writes the
+    bf16 result itself where a request is not split.
     """
 
     kernel: str
@@ -56,6 +61,7 @@ class Case:
     num_splits: int = 1
     rows_per_workgroup: int = 128
     persistent: bool = False
+    balanced: bool = False
     final: bool = True
     num_workgroups: int = 3
 
@@ -96,16 +102,48 @@ class Work:
     kv_end: int
 
 
-def plan_work(case: Case) -> list[Work]:
-    """Cut every request into num_splits runs of whole blocks, the last of which may be short."""
-    works, partial_row = [], 0
+def plan_work(case: Case) -> list[list[Work]]:
+    """The works of each workgroup, in order. They begin at whole blocks; a request's last one may be short."""
+    cuts = _balanced_cuts(case) if case.balanced else _even_cuts(case)
+    parts_of = Counter(request for workgroup in cuts for request, _, _ in workgroup)
+    works: list[list[Work]] = []
+    partial_row = 0
+    for workgroup in cuts:
+        works.append([])
+        for request, begin, end in workgroup:
+            split = parts_of[request] > 1
+            works[-1].append(Work(request, partial_row if split else -1, begin, end))
+            partial_row += case.q_len * split
+    return works
+
+
+def _even_cuts(case: Case) -> list[list[tuple[int, int, int]]]:
+    """(request, begin, end): every request in num_splits runs of equally many blocks, dealt out in runs of equally many works."""
+    cuts = []
     for request, kv_len in enumerate(case.kv_lens):
         step = math.ceil(math.ceil(kv_len / WORK_BLOCK) / case.num_splits) * WORK_BLOCK
-        cuts = [(begin, min(begin + step, kv_len)) for begin in range(0, kv_len, step)]
-        for begin, end in cuts:
-            works.append(Work(request, partial_row if len(cuts) > 1 else -1, begin, end))
-            partial_row += case.q_len if len(cuts) > 1 else 0
-    return works
+        cuts += [(request, begin, min(begin + step, kv_len)) for begin in range(0, kv_len, step)]
+    each = math.ceil(len(cuts) / case.num_workgroups)
+    return [cuts[i * each : (i + 1) * each] for i in range(case.num_workgroups)]
+
+
+def _balanced_cuts(case: Case) -> list[list[tuple[int, int, int]]]:
+    """(request, begin, end): request after request, a workgroup takes blocks until it has its share: the least with which all blocks find a place."""
+    blocks = [math.ceil(kv_len / WORK_BLOCK) for kv_len in case.kv_lens]
+    share = math.ceil((sum(blocks) + COST_OF_A_WORK * len(blocks)) / case.num_workgroups)
+    while True:
+        cuts, left = [[]], share
+        for request, kv_len in enumerate(case.kv_lens):
+            block = 0
+            while block < blocks[request]:
+                if left <= COST_OF_A_WORK:
+                    cuts, left = [*cuts, []], share
+                taken = min(left - COST_OF_A_WORK, blocks[request] - block)
+                cuts[-1].append((request, block * WORK_BLOCK, min((block + taken) * WORK_BLOCK, kv_len)))
+                block, left = block + taken, left - COST_OF_A_WORK - taken
+        if len(cuts) <= case.num_workgroups:
+            return cuts + [[] for _ in range(case.num_workgroups - len(cuts))]
+        share += 1
 
 
 def merge(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +166,8 @@ class _Inputs:
         num_rows = int(self.kv_indptr[-1]) + UNUSED_ROWS
         self.kv_indices = random.permutation(num_rows)[: self.kv_indptr[-1]].astype(np.int32)
         self.q = random.standard_normal((self.total_q, case.num_heads, WIDTH)).astype(case.q_dtype)
-        self.kv = random.standard_normal((num_rows, WIDTH)).astype(case.kv_dtype)
+        pool = random.standard_normal((min(num_rows, POOL_ROWS), WIDTH)).astype(case.kv_dtype)
+        self.kv = pool[np.arange(num_rows) % len(pool)]
         unused = np.setdiff1d(np.arange(num_rows), self.kv_indices)
         self.kv.view(np.uint8).reshape(num_rows, -1)[unused] = 0xFF  # NaN: whoever reads them shows it
         self.sm_scale = 1 / math.sqrt(WIDTH)
@@ -158,8 +197,32 @@ class _Inputs:
         }
 
 
+@dataclass(frozen=True)
+class _Launched:
+    """What a launch left on the device; collect: (out, lse) of it, as in Outcome."""
+
+    inputs: _Inputs
+    collect: Callable[[], tuple[np.ndarray, np.ndarray]]
+    report: LaunchReport
+    counts: LaunchCounts
+
+
 def run(case: Case, path: Path, device: EmulatorDevice, *, seed: int = 0) -> Outcome:
-    """Launch the kernel and gather its result."""
+    """Launch the kernel, gather its result and compute the exact one."""
+    launched = _launch(case, path, device, seed)
+    inputs, (out, out_lse) = launched.inputs, launched.collect()
+    tokens = inputs.kv.astype(np.float64)[inputs.kv_indices]
+    bounds = {"qo_indptr": inputs.qo_indptr, "kv_indptr": inputs.kv_indptr}
+    exact = mla_decode(inputs.q.astype(np.float64), tokens, sm_scale=inputs.sm_scale, causal=True, **bounds)
+    return Outcome(out, out_lse, *exact, launched.report, launched.counts)
+
+
+def count(case: Case, path: Path, device: EmulatorDevice) -> LaunchCounts:
+    """Launch the kernel for what it does rather than what it finds."""
+    return _launch(case, path, device, 0).counts
+
+
+def _launch(case: Case, path: Path, device: EmulatorDevice, seed: int) -> _Launched:
     inputs = _Inputs(case, device, seed)
     (name,) = (module := device.load(path)).kernels
     kernel = module.kernel(name)
@@ -170,7 +233,7 @@ def run(case: Case, path: Path, device: EmulatorDevice, *, seed: int = 0) -> Out
     collect: Callable[[], tuple[np.ndarray, np.ndarray]]
     if case.persistent:
         works = plan_work(case)
-        num_partials = max(case.q_len * sum(work.partial_row >= 0 for work in works), 1)
+        num_partials = max(case.q_len * sum(work.partial_row >= 0 for workgroup in works for work in workgroup), 1)
         partial, lse = device.allocate(num_partials * rows), device.allocate(num_partials * case.num_heads * 4)
         grid, divided = _divide_by_list(case, inputs, works)
         arguments = {"partial_out": partial, "num_splits": np.uint32(1), "split_indptr_or_work": divided, "final_if_one": np.uint32(1)}
@@ -191,19 +254,14 @@ def run(case: Case, path: Path, device: EmulatorDevice, *, seed: int = 0) -> Out
     counters: list[Counters] = []
     device.observe = lambda dispatch: counters.append(Counters(dispatch)) or counters
     device.launch(kernel, grid, **inputs.arguments(case), **arguments, lse=lse, out=result)
-    out, out_lse = collect()
-    tokens = inputs.kv.astype(np.float64)[inputs.kv_indices]
-    bounds = {"qo_indptr": inputs.qo_indptr, "kv_indptr": inputs.kv_indptr}
-    exact = mla_decode(inputs.q.astype(np.float64), tokens, sm_scale=inputs.sm_scale, causal=True, **bounds)
-    return Outcome(out, out_lse, *exact, device.reports[-1], counters[0].counts())
+    return _Launched(inputs, collect, device.reports[-1], counters[0].counts())
 
 
-def _divide_by_list(case: Case, inputs: _Inputs, works: Sequence[Work]) -> tuple[tuple[int, int, int], Buffer]:
+def _divide_by_list(case: Case, inputs: _Inputs, works: Sequence[Sequence[Work]]) -> tuple[tuple[int, int, int], Buffer]:
     """The grid, and the work list in AITER's form: the addresses of the bounds of each workgroup's works and of the works."""
-    per_workgroup = math.ceil(len(works) / case.num_workgroups)
-    bounds = np.minimum(np.arange(case.num_workgroups + 1) * per_workgroup, len(works)).astype(np.int32)
-    table = np.zeros((len(works), 8), np.int32)
-    for row, work in zip(table, works, strict=True):
+    bounds = np.cumsum([0, *map(len, works)]).astype(np.int32)
+    table = np.zeros((bounds[-1], 8), np.int32)
+    for row, work in zip(table, itertools.chain(*works), strict=True):
         q_begin, kv_begin = work.request * case.q_len, int(inputs.kv_indptr[work.request])
         left = case.kv_lens[work.request] - work.kv_end
         row[:7] = work.request, work.partial_row, q_begin, q_begin + case.q_len, kv_begin + work.kv_begin, kv_begin + work.kv_end, left
@@ -222,13 +280,15 @@ def _collect_splits(case: Case, inputs: _Inputs, partial: Buffer, lse: Buffer) -
     return merge([(outs[:, split], lses[:, split]) for split in range(case.num_splits)])
 
 
-def _collect_list(case: Case, inputs: _Inputs, works: Sequence[Work], result: Buffer, partial: Buffer, lse: Buffer) -> tuple[np.ndarray, np.ndarray]:
+def _collect_list(
+    case: Case, inputs: _Inputs, works: Sequence[Sequence[Work]], result: Buffer, partial: Buffer, lse: Buffer
+) -> tuple[np.ndarray, np.ndarray]:
     out, out_lse = _collect_final(case, inputs, result)
     num_partials = partial.nbytes // (case.num_heads * V_WIDTH * 4)
     outs = partial.download((num_partials, case.num_heads, V_WIDTH), np.float32)
     lses = lse.download((num_partials, case.num_heads), np.float32)
     for request in range(inputs.batch):
-        rows = [work.partial_row for work in works if work.request == request and work.partial_row >= 0]
+        rows = [work.partial_row for work in itertools.chain(*works) if work.request == request and work.partial_row >= 0]
         if rows:
             queries = slice(request * case.q_len, (request + 1) * case.q_len)
             out[queries], out_lse[queries] = merge([(outs[row : row + case.q_len], lses[row : row + case.q_len]) for row in rows])

@@ -19,9 +19,14 @@ CACHE = ROOT / "build" / "peers" / WHEEL.partition("==")[2]
 TIMEOUT = 300  # seconds
 
 
+def missing() -> str | None:
+    """Fetch the code objects unless they are there; the reason why not, if that fails."""
+    return None if CACHE.is_dir() else _fetch()
+
+
 def code_objects() -> dict[str, Path]:
     """The code objects by name without suffix. Skips the test where the registry is out of reach."""
-    if not CACHE.is_dir() and (reason := _fetch()):
+    if reason := missing():
         pytest.skip(reason)
     return {path.stem: path for path in sorted(CACHE.glob("*.co"))}
 

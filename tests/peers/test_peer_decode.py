@@ -32,6 +32,7 @@ CASES = [
     Case(f"{_A8W8}1_gqaratio16", FP8, FP8, num_splits=4, kv_lens=(600, 1000)),
     Case(f"{_A8W8}1_gqaratio16_ps", FP8, FP8, persistent=True),
     Case(f"{_A8W8}1_gqaratio16_ps", FP8, FP8, persistent=True, num_splits=3),
+    Case(f"{_A8W8}1_gqaratio16_ps", FP8, FP8, persistent=True, balanced=True, kv_lens=(300, 1, 900, 128), num_workgroups=5),
     Case(f"{_A8W8}2_gqaratio16", FP8, FP8, q_len=2),
     Case(f"{_A8W8}2_gqaratio16", FP8, FP8, q_len=2, num_splits=2),
     Case(f"{_A8W8}2_gqaratio16_ps", FP8, FP8, q_len=2, persistent=True, num_splits=3),
