@@ -159,7 +159,7 @@ class Plan:
 
         q      [total_q, num_heads, 576] bfloat16
         cache  a PagedKVCache, or any object with kv_format, page_size, num_pages, device, rows, scales and kv_scale like it: rows are
-               [num_pages, page_size, row bytes], scales [num_pages, page_size, 18] (None unless mxfp4), kv_scale a positive number
+               [num_pages, page_size, row bytes], scales [num_pages, page_size, 18] (None unless mxfp4), kv_scale a positive number (1 unless fp8)
         out    [total_q, num_heads, 512] bfloat16; is written
         lse    [total_q, num_heads] float32; is written: natural log of the sum of exp of the scaled logits
 
@@ -193,6 +193,10 @@ class Plan:
                 spans = {"out": (out_begin, out_end), "lse": (lse_begin, lse_end), "q": (q_begin, q_end), "cache.rows": (rows_begin, rows_end)}
                 raise overlap(spans | {"cache.scales": (scales_begin, scales_end)}, written=("out", "lse"))
             launch = self._launch
+            if kv_scale != self._kv_scale:
+                self._kv_scale = self._check_kv_scale(kv_scale)
+                if launch is not None:
+                    launch.set_value("kv_scale", self._kv_scale)
             if launch is None:  # no query tokens: a grid of no workgroups is an error in HIP
                 return
             launch.set_address("q", q_begin)
@@ -200,9 +204,6 @@ class Plan:
             launch.set_address("kv_scales", scales_begin)
             launch.set_address("out", out_begin)
             launch.set_address("lse", lse_begin)
-            if kv_scale != self._kv_scale:
-                self._kv_scale = as_positive("cache.kv_scale", kv_scale)
-                launch.set_value("kv_scale", self._kv_scale)
             if cache.num_pages < self._fewest_pages:
                 self._fewest_pages = cache.num_pages
             try:
@@ -293,6 +294,12 @@ class Plan:
         if scales is None:
             raise ValueError("cache.scales is None; a cache of mxfp4 has scales")
         return rows_address, packed_address("cache.scales", scales, num_pages * self._page_scale_bytes, device), kv_scale
+
+    def _check_kv_scale(self, kv_scale: Any) -> np.float32:
+        checked = as_positive("cache.kv_scale", kv_scale)
+        if checked != 1 and not self.kv_format.startswith("fp8"):
+            raise ValueError(f"cache.kv_scale is {kv_scale}; a cache of {self.kv_format} has none, which is 1")
+        return checked
 
     def _divide(self, requests: Requests) -> tuple[DecodeKernel, WorkList]:
         """The kernel for these requests, and their work cut for it."""
