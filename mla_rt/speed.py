@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -152,13 +152,22 @@ def _counted(device: EmulatorDevice, keep_trace: bool) -> Iterator[list[Counters
 
 
 def measure_decode(shape: Shape, device: Device, repetitions: int = REPETITIONS) -> np.ndarray:
-    """Seconds of each of so many decodes of this shape on the device: by events before and after all launches, after some that are not timed."""
-    batch = _make_batch(shape, shape.batch, shape.kv_len, shape.num_splits)
+    """`measure_batch` of a batch of this shape."""
+    return measure_batch(_make_batch(shape, shape.batch, shape.kv_len, shape.num_splits), device, repetitions)
+
+
+def measure_batch(batch: Batch, device: Device, repetitions: int = REPETITIONS, between: Callable[[], None] | None = None) -> np.ndarray:
+    """Seconds of each of so many decodes on the device: by events before and after all launches, after some that are not timed.
+
+    between: called before each timed decode, for what is to happen on the device outside of the time.
+    """
     with prepared_decode(batch, device) as prepared, device.event() as begin, device.event() as end:
         for _ in range(WARM_UPS):
             prepared.launch()
         seconds = []
         for _ in range(repetitions):
+            if between is not None:
+                between()
             begin.record()
             prepared.launch()
             end.record()

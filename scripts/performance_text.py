@@ -38,7 +38,7 @@ requests do equal work, so a batch of them is counted on one or a few, whose cou
 ON_A_CARD = """\
 ## What a run on a card should check first
 1. `.venv/bin/mla-rt probe`: whether the card does what the kernels and the emulator assume. Nothing below means anything before that holds.
-2. `.venv/bin/python scripts/bench.py`: the same shapes, measured with events, beside these bounds. A time below the lower bound refutes the counts or
+2. `.venv/bin/python scripts/bench.py`: the same shapes, measured with events. A time below the lower bound refutes the counts or
    the rates; one above the upper bound shows a cost that the model does not know.
 3. (256, 8192) in FP8: bytes over time is the memory rate that is reached. Public MLA kernels reach 5.96 of the 8 TB/s; the lower bounds assume 8.
 4. (4, 1024): nearly all of it is the launch and the chain of waits. It tells the true cost of a launch and of a round trip (1000 clocks assumed).
