@@ -67,7 +67,8 @@ class HostCosts:
 def empty_runtime(shim: Any) -> Iterator[None]:
     """Within it, the stand-in runtime queues launches as ever and does nothing when their turn comes; and memory that it allocates is not filled with
     NaN, which takes the emulator far longer than a GPU's runtime takes to allocate."""
-    names = {"_launch": lambda *arguments: None, "_allocate": Untouched().allocate, "_free": lambda address: None}
+    memory = Memory()
+    names = {"_launch": lambda *arguments: None, "_allocate": memory.allocate, "_free": memory.free}
     before = {name: getattr(shim.emulator, name) for name in names}
     vars(shim.emulator).update(names)
     try:
@@ -76,19 +77,29 @@ def empty_runtime(shim: Any) -> Iterator[None]:
         vars(shim.emulator).update(before)
 
 
-class Untouched:
-    """Addresses of memory that takes no room until it is written, given out one after the other and never again."""
+class Memory:
+    """Memory that takes no room until it is written. A block that was freed is given out again to the next who wants one of its size, so that
+    what is timed are not the host's page faults, which a GPU's memory has none of."""
 
     def __init__(self) -> None:
         self._mapping = mmap.mmap(-1, ADDRESS_SPACE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
         self._next = int(np.frombuffer(self._mapping, np.uint8).ctypes.data)
         self._end = self._next + ADDRESS_SPACE
+        self._size_of: dict[int, int] = {}
+        self._free: dict[int, list[int]] = {}
 
     def allocate(self, nbytes: int) -> int:
-        address, self._next = self._next, self._next + -(-nbytes // 4096) * 4096
+        size = -(-nbytes // 4096) * 4096
+        if self._free.get(size):
+            return self._free[size].pop()
+        address, self._next = self._next, self._next + size
         if self._next > self._end:
             raise DeviceError(f"allocate({nbytes}): the address space is used up")
+        self._size_of[address] = size
         return address
+
+    def free(self, address: int) -> None:
+        self._free.setdefault(self._size_of[address], []).append(address)
 
 
 def measure(device: Device, shim: Any, repetitions: int) -> HostCosts:
