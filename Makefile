@@ -1,4 +1,4 @@
-# make all: kernels -> mla_rt/code_objects/<arch>/<stem>.co    make demo | test | peers | lint | wheel | clean
+# make all: kernels -> mla_rt/code_objects/<arch>/<stem>.co    make demo | test | peers | performance | lint | wheel | clean
 # Needs python3 (3.10 or newer, with venv) and make. Everything else is installed into .venv.
 
 PYTHON ?= python3
@@ -16,7 +16,7 @@ OBJECTS := $(foreach arch,$(ARCHES),$(KERNELS:src/hip/%.hip=mla_rt/code_objects/
 STALE   := $(filter-out $(OBJECTS),$(foreach arch,$(ARCHES),$(wildcard mla_rt/code_objects/$(arch)/*.co)))
 
 .DELETE_ON_ERROR:
-.PHONY: all demo test peers lint wheel clean remove-stale
+.PHONY: all demo test peers performance lint wheel clean remove-stale
 
 all: $(OBJECTS) $(if $(STALE),remove-stale)
 
@@ -51,6 +51,11 @@ test: all
 peers: all
 	$(PY) -m pytest -m peers tests/peers
 	@cat build/peers/report.txt 2>/dev/null || true
+
+# docs/kernels.md and docs/performance.md: ours and AMD's kernels under the model. About ten minutes the first time, for counting AMD's.
+performance: all
+	$(PY) scripts/write_kernels.py
+	$(PY) scripts/write_performance.py
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

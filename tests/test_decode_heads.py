@@ -78,6 +78,8 @@ def test_a_hundred_decodes_give_the_same_bits(num_splits, kv_format, plain_devic
     with prepared_decode(make_batch(**{**one, **copies, **indptrs}), plain_device) as prepared:
         expected = None
         for _ in range(LAUNCHES):
+            for result in (prepared._out, prepared._lse):  # what the launch before found would pass for what this one finds
+                result.fill(0xFF)
             prepared.launch()
             out, lse = prepared.results()
             expected = expected or (out[:1], lse[:1])
