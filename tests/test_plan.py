@@ -62,8 +62,10 @@ def _move_pages(made, tables):
     made.arguments.update(tables)
 
 
-def test_an_update_plans_anew_in_the_same_workspaces(hip_device, shim, emulator_device):
-    large, small = make(SMALL), make(SMALL.but(kv_lens=(3, 40), q_lens=(1, 1), seed=1))
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_an_update_plans_anew_in_the_same_workspaces(kv_format, hip_device, shim, emulator_device):
+    case = SMALL.but(kv_format=kv_format, fp8_scale=0.03)
+    large, small = make(case), make(case.but(kv_lens=(3, 40), q_lens=(1, 1), seed=1))
     with planned(hip_device, large) as a_plan, Arrays(hip_device, large) as of_large, Arrays(hip_device, small) as of_small:
         nbytes, before = a_plan.nbytes, shim.count("hipMalloc")
         for made, arrays in ((small, of_small), (large, of_large)):
@@ -158,6 +160,18 @@ def test_runs_are_ordered_with_the_work_of_their_stream(hip_device, shim):
         assert_decoded(*arrays.results(stream), *made.exact())
 
 
+def test_a_run_is_given_to_its_stream_alone(hip_device, shim):
+    """The default stream would be waited for by the work of others."""
+    made = make(SMALL)
+    with planned(hip_device, made) as a_plan, Arrays(hip_device, made) as arrays, hip_device.stream() as stream, hip_device.stream() as other:
+        hip_device.synchronize()
+        arrays.run(a_plan, stream)
+        arrays.allocate(4).fill(0, other)
+        other.synchronize()
+        assert shim.pending() == 1
+        assert_decoded(*arrays.results(stream), *made.exact())
+
+
 def test_plans_on_two_streams_do_not_disturb_each_other(hip_device, shim):
     batches = [make(SMALL), make(SMALL.but(kv_lens=(40, 9, 33, 64), seed=1))]
     with hip_device.stream() as one, hip_device.stream() as other:
@@ -230,7 +244,7 @@ def test_a_fault_leaves_the_plan_usable(monkeypatch):
         expected = arrays.run_for_results(a_plan)
 
         def stop_midway(*arguments, **options):
-            a_plan._buffers["arrivals"].upload(np.ones(a_plan.work_list.num_merges, np.uint32))
+            a_plan._buffers["arrivals"].upload(np.full(a_plan.work_list.num_merges, 7, np.uint32))
             raise KernelFault("made to stop")
 
         monkeypatch.setattr(importlib.import_module("mla_rt.emulator_device"), "run", stop_midway)
