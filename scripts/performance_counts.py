@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import mla_rt
-from count_cache import counted
+from count_cache import ROOT, counted
 from mla_rt.batch import KV_LORA_RANK, QK_WIDTH
 from mla_rt.code_object import code_object_path
 from mla_rt.emulator.counters import LINE_BYTES, LaunchCounts
@@ -30,6 +32,7 @@ TILE = 128  # tokens, in which marginal instructions are stated
 # Requests are counted on as few tokens as their cut into splits allows: equal requests do equal work.
 MAX_TOKENS = 1 << 13
 
+NEWER = ROOT / "scripts" / "aiter_newer.json"
 KERNELS = code_object_path("mla_decode", "gfx950")
 _CUT_BY = [Path(mla_rt.__path__[0], name) for name in ("work_list.py", "plan.py", "decode.py", "speed.py")]
 
@@ -109,3 +112,22 @@ def _single(launches: Sequence[LaunchTime]) -> LaunchTime:
 def unsplit(kv_format: str, page_size: int, num_heads: int) -> Shape:
     """A small batch, each request in one piece."""
     return Shape(8, 1024, kv_format, num_heads, num_splits=1, page_size=page_size)
+
+
+def write_newer(aiter: Any, folder: Path, commit: str) -> None:
+    """aiter_newer.json from these code objects of AITER: bounds in seconds, and the splits at which they are reached, by shape."""
+    kernels = [case.kernel for case in aiter.KERNELS["fp8_e4m3fn", 16, 1]]
+    files = {name: hashlib.sha256((folder / f"{name}.co").read_bytes()).hexdigest() for name in kernels}
+    aiter.FOLDER = folder
+    rows = []
+    for batch, kv_len in EIGHT:
+        lowest, highest = aiter.fastest("fp8_e4m3fn", 16, 1, batch, kv_len)
+        splits = [lowest.case.num_splits, highest.case.num_splits]
+        rows.append({"shape": [batch, kv_len], "lower": lowest.lower_seconds, "upper": highest.upper_seconds, "splits": splits})
+    content = {"label": "modelled", "repository": "ROCm/aiter", "commit": commit, "folder": "hsa/gfx950/mla", "sha256": files, "rows": rows}
+    NEWER.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def newer_bounds() -> dict[tuple[int, int], dict[str, Any]]:
+    """aiter_newer.json by shape."""
+    return {(row["shape"][0], row["shape"][1]): row for row in json.loads(NEWER.read_text())["rows"]}

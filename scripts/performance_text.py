@@ -4,8 +4,8 @@ BEFORE = """\
 # Performance, modelled
 
 Written by `make performance`; do not edit. Every figure here is **modelled**: exact counts of the emulator, times the rates of
-[speed_rates.py](../mla_rt/speed_rates.py) for an MI355X. **Nothing was measured on a card.** Of this code object: `mla_decode.co`, sha256 `{hash}…`;
-AITER's are those of its wheel {wheel}, the newest in the package registry (AITER's sources have had faster ones since).
+[speed_rates.py](../mla_rt/speed_rates.py) for an MI355X. **Nothing was measured on a card.** Of this code object: `mla_decode.co`, sha256
+`{hash}…`; AITER's kernels are those of its wheel {wheel}, and the newer FP8 kernel of its repository.
 
 - **≥**, the lower bound: everything overlaps; a compute unit takes as long as its busiest resource, and the launch at least as long as its memory
   lines at the peak rate.

@@ -1,15 +1,20 @@
 """Write docs/performance.md: what the model says of our kernels and of AITER's, side by side.
 
 Takes some minutes the first time, most of them for AITER's kernels, which are fetched (40 MB); counts are kept under build/counts. After a change of
-our kernels about five minutes, or half a minute with --no-ragged, which leaves out the batch of unequal lengths, for a look at the rest on stdout.
+our kernels about three minutes, or one with --no-ragged, which leaves out the batch of unequal lengths, for a look at the rest on stdout.
+
+AITER's repository carries a newer FP8 kernel than its wheels. What the model says of it is kept in aiter_newer.json, which
+`--newer FOLDER --commit ID` writes anew from the code objects of a checkout (hsa/gfx950/mla).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from count_cache import ROOT
@@ -21,6 +26,7 @@ from performance_counts import (
     BATCHES,
     EIGHT,
     FORMATS,
+    NEWER,
     RAGGED_LONGEST,
     RAGGED_REQUESTS,
     TILE,
@@ -29,11 +35,13 @@ from performance_counts import (
     kernels_hash,
     least_bytes,
     marginal_instructions,
+    newer_bounds,
     our_marginal_instructions,
     ours,
     ours_ragged,
     ragged_lengths,
     unsplit,
+    write_newer,
 )
 from performance_text import AFTER, BEFORE, ON_A_CARD, REPRODUCE
 
@@ -49,6 +57,16 @@ def load_aiter() -> Any:
     if reason:
         sys.exit(f"write_performance: {reason}")
     return importlib.import_module("aiter_speed")
+
+
+def newer_row(shape: tuple[int, int]) -> list[str]:
+    """As `side_by_side`, against AITER's newer FP8 kernel."""
+    mine, theirs = ours(Shape(*shape, "fp8_e4m3fn")), newer_bounds()[shape]
+    cells = [str(number) for number in shape]
+    for bound in ("lower", "upper"):
+        seconds = getattr(mine, f"{bound}_seconds")
+        cells += [us(seconds), us(theirs[bound]), f"{seconds / theirs[bound]:.3f}"]
+    return [*cells, ", ".join(map(str, theirs["splits"]))]
 
 
 def us(seconds: float) -> str:
@@ -153,11 +171,18 @@ def acceptance(aiter: Any, with_ragged: bool) -> list[list[str]]:
         return _worst(ratios)
 
     single: Callable[[Shape], LaunchTime] = lambda shape: ours(shape).launches[0]  # noqa: E731
+    newer = newer_bounds()
+    of_newer = {
+        bound: _worst({shape: getattr(ours(Shape(*shape, "fp8_e4m3fn")), f"{bound}_seconds") / newer[shape][bound] for shape in EIGHT})
+        for bound in ("lower", "upper")
+    }
     asked: list[tuple[str, float, tuple[float, str]]] = [
         (f"FP8: instructions of a wave and {TILE} tokens", 450, (sum(our_marginal_instructions("fp8_e4m3fn").values()), "")),
         ("FP8: lower bound over AITER's", 1.0, worst("fp8_e4m3fn", "lower_seconds")),
         ("the same, if the bytes of making AITER's FP8 q from bf16 count", 1.0, worst("fp8_e4m3fn", "lower_seconds", q_to_fp8_seconds)),
         ("FP8: upper bound over AITER's", 1.15, worst("fp8_e4m3fn", "upper_seconds")),
+        ("FP8: lower bound over that of AITER's newer kernel", 1.0, of_newer["lower"]),
+        ("FP8: upper bound over that of AITER's newer kernel", 1.15, of_newer["upper"]),
         ("bf16: lower bound over AITER's", 1.0, worst("bf16", "lower_seconds")),
         ("bf16: upper bound over AITER's", 1.0, worst("bf16", "upper_seconds")),
     ]
@@ -204,6 +229,9 @@ def page(aiter: Any, with_ragged: bool) -> str:
     for kv_format in RIVALS:
         lines += [f"{NAMES[kv_format]}, µs, modelled:", ""]
         lines += table(SIDE_BY_SIDE, (side_by_side(aiter, kv_format, 16, 1, *shape) for shape in EIGHT))
+    made = json.loads(NEWER.read_text())
+    lines += [f"FP8 against the newer kernel of AITER's repository (commit {made['commit'][:12]}, {made['folder']}), µs, modelled:", ""]
+    lines += table((*SIDE_BY_SIDE[:2], *SIDE_BY_SIDE[3:]), map(newer_row, EIGHT))
     lines += ["MXFP4, µs, modelled (AITER has no such kernel):", ""]
     lines += table(("batch", "KV", "cache at peak", "ours ≥", "of ours in FP8", "ours ≤", "of ours in FP8"), map(mxfp4_row, EIGHT))
     lines += ["## Several query tokens, many heads", ""]
@@ -237,7 +265,13 @@ def mxfp4_row(shape: tuple[int, int]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write docs/performance.md from the speed-of-light reports.")
     parser.add_argument("--no-ragged", action="store_true", help="leave out the ragged batch and print the page instead of writing it")
+    parser.add_argument("--newer", type=Path, metavar="FOLDER", help="write aiter_newer.json from the code objects there instead")
+    parser.add_argument("--commit", default="", metavar="ID", help="of AITER's repository, for --newer")
     arguments = parser.parse_args()
+    if arguments.newer is not None:
+        write_newer(load_aiter(), arguments.newer, arguments.commit)
+        print(NEWER.relative_to(ROOT))
+        return 0
     text = page(load_aiter(), not arguments.no_ragged)
     if arguments.no_ragged:
         print(text, end="")
