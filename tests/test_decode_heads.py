@@ -13,8 +13,8 @@ from tolerance import assert_decoded, assert_same_bits
 
 HEADS = (1, 3, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 Q_LENS = (1, 2, 3, 4, 5, 6, 7, 8)
-PERMUTED = (1, 12, 24, 128)  # heads: of a tile not full, one, one and a half, and many
-LAUNCHES, COPIES = 10, 10
+PERMUTED = (3, 24, 128)  # heads: of a tile that is not full, of one and a half, and many
+LAUNCHES, COPIES = 4, 25
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +25,12 @@ def plain_device():
 
 
 def mixed(kv_format, num_heads):
-    """Requests of all numbers of query tokens, or, of many heads, of those whose turn it is: over the formats all. Some have fewer tokens than
-    queries, some more than a tile, and every other batch is split."""
+    """Requests of 1 to 8 query tokens, or, of most numbers of heads, of those whose turn it is: over the formats all.
+
+    Some have fewer tokens than queries, some more than a tile, and every other batch is split.
+    """
     turn = HEADS.index(num_heads) + FORMATS.index(kv_format)
-    q_lens = Q_LENS if num_heads <= 16 else Q_LENS[turn % 3 :: 3]
+    q_lens = Q_LENS if num_heads in (1, 12, 16) else Q_LENS[turn % 3 :: 3]
     kv_lens = (9, 140, 3, 65, 5, 33, 18, 8)[: len(q_lens)]
     return Case(kv_lens, q_lens, kv_format=kv_format, num_heads=num_heads, page_size=16, num_splits=1 + turn % 2, seed=num_heads)
 
@@ -66,7 +68,7 @@ def test_the_cases_cover_what_they_claim():
     assert {(case.kv_format, case.num_splits) for case in many} == {(f, splits) for f in FORMATS for splits in (1, 2)}
 
 
-@pytest.mark.parametrize(("num_splits", "kv_format"), [(1, "mxfp4"), (2, "fp8_e4m3fn"), (8, "mxfp4"), (16, "fp8_e4m3fn"), (32, "bf16")])
+@pytest.mark.parametrize(("num_splits", "kv_format"), [(1, "mxfp4"), (2, "fp8_e4m3fn"), (8, "bf16"), (16, "bf16"), (32, "bf16")])
 def test_a_hundred_decodes_give_the_same_bits(num_splits, kv_format, plain_device):
     """Of one request: copies side by side in a launch, and the launch again and again. A counter that a launch leaves wrong, a partial of the launch
     before, or what depends on the place among the workgroups would show. (test_decode.py has the order in which waves run.)"""
