@@ -17,16 +17,20 @@ import ctypes
 import numbers
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .code_object import CodeObject, KernelInfo, argument_bytes, code_object_path, pack_arguments, packaged_archs
 from .errors import DeviceError, UnsupportedArch
+
+if TYPE_CHECKING:
+    from .graph import Graph
 
 Grid = int | tuple[int, ...]
 Self = TypeVar("Self", bound="_Resource")
@@ -40,6 +44,7 @@ class _Resource(ABC):
         self.device = device
         self._handle = handle
         self._open = True
+        self._num_graphs = 0  # open ones that use it
         device._resources[id(self)] = self
 
     @property
@@ -51,8 +56,11 @@ class _Resource(ABC):
         return self._handle
 
     def close(self) -> None:
-        """Release it. Closing again, or after the device, does nothing."""
+        """Release it. Closing again, or after the device, does nothing. DeviceError while an open graph uses it."""
         if self._open and not self.device.closed:
+            self.device._require_no_capture("close")
+            if self._num_graphs:
+                raise DeviceError(f"{type(self).__name__} closed while a graph uses it; close the graph first")
             self._open = False
             del self.device._resources[id(self)]
             self._release()
@@ -88,6 +96,7 @@ class Buffer(_Resource):
         Without a stream the copy is done on return. On a stream it is queued; the array may be changed at once, for its bytes are taken now.
         """
         address = self.address
+        self.device._require_no_capture("upload")
         _require_ndarray(array)
         if offset is None and array.nbytes != self.nbytes:
             raise ValueError(f"upload of {array.nbytes} bytes (shape {array.shape}, {array.dtype}) into a buffer of {self.nbytes}")
@@ -102,6 +111,7 @@ class Buffer(_Resource):
         Waits for the work given before on the stream; without one, for all work of the device.
         """
         address = self.address
+        self.device._require_no_capture("download")
         array: NDArray[Any] = np.empty(shape, dtype)
         if array.nbytes != self.nbytes:
             raise ValueError(f"download of {array.nbytes} bytes (shape {array.shape}, {array.dtype}) from a buffer of {self.nbytes}")
@@ -114,6 +124,8 @@ class Buffer(_Resource):
         address = self.address
         if not 0 <= byte <= 255:
             raise ValueError(f"fill with {byte}: a byte is 0..255")
+        if self.device._capture is not None:
+            self.device._captured(stream, self)
         if self.nbytes:
             self.device._fill(address, byte, self.nbytes, self.device._stream_handle(stream))
 
@@ -134,11 +146,13 @@ class Stream(_Resource):
 
     def synchronize(self) -> None:
         """Wait for all work given to this stream. DeviceError if any of it failed."""
+        self.device._require_no_capture("synchronize")
         self.device._synchronize_stream(self.handle)
 
     def wait(self, event: Event) -> None:
         """Hold back work given to this stream from now on until the event's last record is reached. An event never recorded holds back nothing."""
         _require_same_device(self.device, event)
+        self.device._require_no_capture("wait")
         self.device._wait_event(self.handle, event.handle)
 
     def _release(self) -> None:
@@ -154,11 +168,13 @@ class Event(_Resource):
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark the present end of the stream (None: the default stream)."""
+        self.device._require_no_capture("record")
         self.device._record_event(self.handle, self.device._stream_handle(stream))
         self._recorded = True
 
     def synchronize(self) -> None:
         """Wait until the mark is reached. Returns at once if it was never recorded."""
+        self.device._require_no_capture("synchronize")
         self.device._synchronize_event(self.handle)
 
     def elapsed_ms(self, since: Event) -> float:
@@ -213,8 +229,9 @@ class PreparedLaunch:
     One thread at a time may use it. Buffers given to `prepare` have to stay open, and so has the memory whose address was set.
     """
 
-    def __init__(self, kernel: Kernel, grid: tuple[int, int, int], dynamic_lds_bytes: int, packed: ctypes.Structure):
+    def __init__(self, kernel: Kernel, grid: tuple[int, int, int], dynamic_lds_bytes: int, packed: ctypes.Structure, buffers: tuple[Buffer, ...]):
         self.kernel = kernel
+        self._uses = (kernel.module, *buffers)
         self._grid, self._dynamic_lds_bytes, self._packed = grid, dynamic_lds_bytes, packed
         self._bytes = memoryview(packed).cast("B")
         self._words = self._bytes[: len(self._bytes) // 8 * 8].cast("Q")
@@ -235,6 +252,8 @@ class PreparedLaunch:
         kernel = self.kernel
         device = kernel.module.device
         kernel.module.handle  # noqa: B018 - raises if the module or the device was closed
+        if device._capture is not None:
+            device._captured(stream, *self._uses)
         device._launch(kernel._function, self._grid, kernel.info.block_size, self._dynamic_lds_bytes, device._stream_handle(stream), self._packed)
 
 
@@ -255,10 +274,12 @@ class Device(ABC):
         # Every open resource: they live as long as the device, and the device releases at its end what its user did not.
         self._resources: dict[int, _Resource] = {}
         self._packaged: dict[str, Module] = {}
+        self._capture: tuple[Stream, Graph] | None = None
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of `nbytes` bytes (0 is allowed), 256-byte aligned, with undefined contents. DeviceError if there is no room."""
         self._require_open()
+        self._require_no_capture("allocate")
         if nbytes < 0:
             raise ValueError(f"allocate({nbytes}): a size is not negative")
         return Buffer(self, self._allocate(nbytes) if nbytes else 0, nbytes)
@@ -277,6 +298,7 @@ class Device(ABC):
     def load(self, code_object: str | Path | bytes) -> Module:
         """Load a code object, given as a path or as its bytes. UnsupportedArch, naming both, if it is for another arch; ValueError if it is none."""
         self._require_open()
+        self._require_no_capture("load")
         parsed = CodeObject.parse(code_object) if isinstance(code_object, bytes) else CodeObject.load(code_object)
         if parsed.arch != self.arch:
             what = "the code object" if isinstance(code_object, bytes) else str(code_object)
@@ -325,11 +347,27 @@ class Device(ABC):
         for name, value in arguments.items():
             if isinstance(value, Buffer) and value.device is not self:
                 raise ValueError(f"{info.name}: argument {name} is a buffer of another device")
-        return PreparedLaunch(kernel, groups, dynamic_lds_bytes, pack_arguments(info, arguments))
+        buffers = tuple(value for value in arguments.values() if isinstance(value, Buffer))
+        return PreparedLaunch(kernel, groups, dynamic_lds_bytes, pack_arguments(info, arguments), buffers)
+
+    @contextmanager
+    def capture(self, stream: Stream) -> Iterator[Graph]:
+        """Within it, launches and fills given to the stream are not queued but become a graph, which can be launched when the context is left.
+
+        One capture at a time; until it ends nothing else may be done on the device but launches on other streams: what allocates, frees, copies,
+        waits or uses the default stream raises DeviceError, and so does `Graph.launch`. If the context is left by an exception there is no graph.
+        The arguments are those of the capture: what changes has to be in memory. The graph keeps the buffers and modules that launches were given;
+        what a launch reaches by other means is to be named to `Graph.keep`, as `Plan.run` does.
+        """
+        from .graph import capture
+
+        with capture(self, stream) as graph:
+            yield graph
 
     def synchronize(self) -> None:
         """Wait for all work of the device. DeviceError if any of it failed."""
         self._require_open()
+        self._require_no_capture("synchronize")
         self._synchronize()
 
     def close(self) -> None:
@@ -337,7 +375,8 @@ class Device(ABC):
         if self.closed:
             return
         errors = []
-        for resource in list(self._resources.values()):
+        # Graphs first: they hold the others.
+        for resource in sorted(self._resources.values(), key=lambda resource: type(resource).__name__ != "Graph"):
             try:
                 resource.close()
             except DeviceError as error:  # the rest has to be released all the same
@@ -355,6 +394,17 @@ class Device(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.kind} device {self.name} ({self.arch}){', closed' if self.closed else ''}>"
+
+    def _require_no_capture(self, what: str) -> None:
+        if self._capture is not None:
+            raise DeviceError(f"{what} during a capture, which takes launches and fills on its stream alone")
+
+    def _captured(self, stream: Stream | None, *uses: _Resource) -> None:
+        """Work is given to the stream during a capture: its graph keeps what the work uses, if it is its stream."""
+        if stream is None:
+            self._require_no_capture("work on the default stream")
+        elif self._capture is not None and self._capture[0] is stream:
+            self._capture[1].keep(*uses)
 
     def _require_open(self) -> None:
         if self.closed:
@@ -408,6 +458,16 @@ class Device(ABC):
     def _wait_event(self, stream: Any, event: Any) -> None: ...
     @abstractmethod
     def _synchronize_event(self, event: Any) -> None: ...
+    @abstractmethod
+    def _begin_capture(self, stream: Any) -> None: ...
+    @abstractmethod
+    def _end_capture(self, stream: Any) -> Any:
+        """The handle of what was captured, ready to be launched."""
+
+    @abstractmethod
+    def _launch_graph(self, graph: Any, stream: Any) -> None: ...
+    @abstractmethod
+    def _destroy_graph(self, graph: Any) -> None: ...
     @abstractmethod
     def _elapsed_ms(self, start: Any, end: Any) -> float: ...
     @abstractmethod

@@ -74,6 +74,8 @@ class EmulatorDevice(Device):
         self.observe: Callable[[Dispatch], Sequence[Observer]] | None = None
         self.reports: deque[LaunchReport] = deque(maxlen=NUM_REPORTS)
         self.memory = Memory()
+        self._recorded_stream: object = None
+        self._recorded: list[Callable[[], None]] = []
 
     def _allocate(self, nbytes: int, name: str = "") -> int:
         if self.checks == "strict" and self.memory.undefined is None:
@@ -93,7 +95,10 @@ class EmulatorDevice(Device):
     def _download(self, array: NDArray[Any], address: int, stream: None) -> None:
         array.reshape(-1).view(np.uint8)[:] = self.memory.bytes_at(address, array.nbytes)
 
-    def _fill(self, address: int, byte: int, nbytes: int, stream: None) -> None:
+    def _fill(self, address: int, byte: int, nbytes: int, stream: object) -> None:
+        if stream is not None and stream is self._recorded_stream:
+            self._recorded.append(lambda: self._fill(address, byte, nbytes, None))
+            return
         self.memory.bytes_at(address, nbytes)[:] = byte
         self.memory.define(address, nbytes)
 
@@ -116,22 +121,24 @@ class EmulatorDevice(Device):
         return _Function(module, *module.kernels[name])
 
     def _launch(
-        self, function: _Function, grid: tuple[int, int, int], block_size: int, dynamic_lds_bytes: int, stream: None, arguments: ctypes.Structure
+        self, function: _Function, grid: tuple[int, int, int], block_size: int, dynamic_lds_bytes: int, stream: object, arguments: ctypes.Structure
     ) -> None:
-        self._run(function, grid, (block_size, 1, 1), dynamic_lds_bytes, arguments)
+        if stream is not None and stream is self._recorded_stream:
+            taken = bytes(arguments)
+            self._recorded.append(lambda: self._run(function, grid, (block_size, 1, 1), dynamic_lds_bytes, taken))
+        else:
+            self._run(function, grid, (block_size, 1, 1), dynamic_lds_bytes, bytes(arguments))
 
     def launch_block(
         self, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], /, *, dynamic_lds_bytes: int = 0, **arguments: Any
     ) -> None:
         """`launch` with a block of any shape in place of the one that the code object states."""
-        self._run(kernel._function, grid, block, dynamic_lds_bytes, pack_arguments(kernel.info, arguments))
+        self._run(kernel._function, grid, block, dynamic_lds_bytes, bytes(pack_arguments(kernel.info, arguments)))
 
-    def _run(
-        self, function: _Function, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_lds_bytes: int, arguments: ctypes.Structure
-    ) -> None:
+    def _run(self, function: _Function, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_lds_bytes: int, arguments: bytes) -> None:
         if self.checks != "strict":
             self.memory.undefined = None  # nobody would say what this launch stores
-        kernarg = np.frombuffer(bytes(arguments), np.uint8)
+        kernarg = np.frombuffer(arguments, np.uint8)
         # A kernel without parameters still gets a pointer, and may load nothing through it.
         address = self._allocate(kernarg.nbytes, "kernarg")
         try:
@@ -184,6 +191,20 @@ class EmulatorDevice(Device):
         pass
 
     def _synchronize_event(self, event: _Mark) -> None:
+        pass
+
+    def _begin_capture(self, stream: object) -> None:
+        self._recorded_stream, self._recorded = stream, []
+
+    def _end_capture(self, stream: object) -> list[Callable[[], None]]:
+        self._recorded_stream = None
+        return self._recorded
+
+    def _launch_graph(self, graph: list[Callable[[], None]], stream: object) -> None:
+        for work in graph:
+            work()
+
+    def _destroy_graph(self, graph: list[Callable[[], None]]) -> None:
         pass
 
     def _elapsed_ms(self, start: _Mark, end: _Mark) -> float:

@@ -178,6 +178,23 @@ class HipDevice(Device):
     def _synchronize_event(self, event: Any) -> None:
         self._call("hipEventSynchronize", event)
 
+    def _begin_capture(self, stream: _Stream) -> None:
+        # Of this thread alone: another thread's allocation is not to spoil the capture.
+        self._call("hipStreamBeginCapture", stream.handle, self._hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)
+
+    def _end_capture(self, stream: _Stream) -> Any:
+        graph = self._call("hipStreamEndCapture", stream.handle)[0]
+        try:
+            return self._call("hipGraphInstantiateWithFlags", graph, 0)[0]
+        finally:
+            self._call("hipGraphDestroy", graph)
+
+    def _launch_graph(self, graph: Any, stream: _Stream | None) -> None:
+        self._call("hipGraphLaunch", graph, _handle(stream))
+
+    def _destroy_graph(self, graph: Any) -> None:
+        self._call("hipGraphExecDestroy", graph)
+
     def _elapsed_ms(self, start: Any, end: Any) -> float:
         return float(self._call("hipEventElapsedTime", start, end)[0])
 

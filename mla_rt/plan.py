@@ -204,6 +204,9 @@ class Plan:
             launch.set_address("kv_scales", scales_begin)
             launch.set_address("out", out_begin)
             launch.set_address("lse", lse_begin)
+            if device._capture is not None:
+                arrays = (q, out, lse, cache.rows, cache.scales)
+                device._captured(stream, *(array for array in arrays if isinstance(array, Buffer)))
             if cache.num_pages < self._fewest_pages:
                 self._fewest_pages = cache.num_pages
             try:
@@ -236,6 +239,7 @@ class Plan:
         with self._lock:
             self._require_open()
             if self.max_kv_len is None:
+                self._require_in_no_graph("updated", "; a plan with max_kv_len can be")
                 self._take(requests, self._divide(requests), stream)
             else:
                 self._require_fits(requests)
@@ -245,6 +249,7 @@ class Plan:
         """Free what the plan owns, behind all work given before. Closing again does nothing. DeviceError while a graph uses it."""
         with self._lock:
             if self._open and not self.device.closed:
+                self._require_in_no_graph("closed")
                 self._free()
                 self._open = False
 
@@ -263,6 +268,10 @@ class Plan:
             raise DeviceError("Plan used after its device was closed")
         if not self._open:
             raise DeviceError("Plan used after it was closed")
+
+    def _require_in_no_graph(self, done: str, but: str = "") -> None:
+        if self._buffers["work"]._num_graphs:
+            raise DeviceError(f"Plan {done} while a graph uses it; close the graph first{but}")
 
     def _require_usable(self) -> None:
         self._require_open()

@@ -24,7 +24,8 @@ LAYERS = {
     "merge": {"errors"},
     "code_object": {"errors", "elf", "msgpack"},
     "emulator": {"errors"},
-    "device": {"errors", "code_object", "hip_device", "emulator_device"},
+    "device": {"errors", "code_object", "graph", "hip_device", "emulator_device"},
+    "graph": {"errors", "device"},
     "hip_device": {"errors", "code_object", "device"},
     "emulator_device": {"errors", "code_object", "device", "emulator"},
     "arguments": {"errors"},
@@ -46,8 +47,8 @@ SPEED = {"speed_rates", "speed_model", "speed_report", "speed_timeline", "speed_
 LAYERS |= {unit: PUBLIC | SPEED - {unit} | {"occupancy", "emulator", "emulator_device"} for unit in SPEED}
 LAYERS |= {unit: PUBLIC | (COMMAND | {"__init__"}) - {unit, "__main__"} for unit in COMMAND} | {"__init__": PUBLIC}
 LAYERS["cli"] |= SPEED | {"emulator_device"}
-# device.py opens backends by name when asked to, and not before; the commands that count load what that takes.
-LAZY = {("device", "hip_device"), ("device", "emulator_device")} | {("cli", unit) for unit in SPEED | {"emulator_device"}}
+# device.py opens backends by name when asked to, and captures graphs, and not before; the commands that count load what that takes.
+LAZY = {("device", "hip_device"), ("device", "emulator_device"), ("device", "graph")} | {("cli", unit) for unit in SPEED | {"emulator_device"}}
 THIRD_PARTY = {"numpy", "ml_dtypes"}
 
 
@@ -55,10 +56,15 @@ def unit_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def is_for_type_checkers(block: ast.If) -> bool:
+    return isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+
+
 def imported_modules(path: Path) -> list[tuple[str, bool]]:
     """(absolute module name, whether at the top of the file) for every import of the file, those inside functions and for type checkers included."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    inside = {node for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)}
+    later = [block for block in ast.walk(tree) if isinstance(block, ast.FunctionDef) or (isinstance(block, ast.If) and is_for_type_checkers(block))]
+    inside = {node for block in later for node in ast.walk(block)}
     package = (PACKAGE.name, *path.relative_to(PACKAGE).parent.parts) if path.is_relative_to(PACKAGE) else ()
     found = []
     for node in ast.walk(tree):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -235,6 +237,33 @@ def test_a_plan_is_used_from_several_threads(emulator_device):
         for made, own in zip(batches, arrays, strict=True):
             assert_decoded(*own.results(), *made.exact())
             own.close()
+
+
+def test_a_graph_keeps_its_plan(device):
+    """Whatever is done to the plan meanwhile, and to the memory of others: the graph finds what it was captured with."""
+    made, other = make(SMALL), make(SMALL.but(seed=1))
+    a_plan, arrays = planned(device, made), Arrays(device, made)
+    with device.stream() as stream, device.capture(stream) as graph:
+        arrays.run(a_plan, stream)
+    for call, message in (
+        (a_plan.close, "Plan closed while a graph uses it; close the graph first"),
+        (partial(a_plan.update, **table_of(other)), "Plan updated while a graph uses it; close the graph first; a plan with max_kv_len can be"),
+        *((buffer.close, "Buffer closed while a graph uses it") for buffer in (arrays.q, arrays.cache.rows, arrays.out, arrays.lse)),
+    ):
+        with pytest.raises(DeviceError, match=message):
+            call()
+    buffers = list(a_plan._buffers.values())
+    del a_plan
+    gc.collect()
+    with planned(device, other) as another, Arrays(device, other) as of_other:
+        of_other.run(another)
+        for _ in range(2):
+            arrays.poison()
+            graph.launch()
+            assert_decoded(*arrays.results(), *made.exact())
+    graph.close()
+    for resource in (arrays, *buffers):
+        resource.close()
 
 
 def test_a_fault_leaves_the_plan_usable(monkeypatch):

@@ -39,6 +39,10 @@ static hipError_t enter(const char *name) {
 }
 #define ENTER() do { hipError_t failed = enter(__func__); if (failed) return failed; } while (0)
 
+/* What HIP refuses while a stream is captured: all that may wait for the device, or that uses the default stream. */
+#define REFUSE_DURING_CAPTURE() do { if (captured) return hipErrorStreamCaptureUnsupported; } while (0)
+#define REFUSE_DEFAULT_STREAM_DURING_CAPTURE(stream) do { if (captured && (stream) == &default_stream) return hipErrorStreamCaptureImplicit; } while (0)
+
 EXPORT unsigned long shim_count(const char *name) { return call_named(name)->count; }
 EXPORT void shim_fail_next(const char *name, hipError_t error) { call_named(name)->fail = error; }
 EXPORT void shim_set_backend(const struct backend *given) { backend = *given; }
@@ -60,6 +64,8 @@ EXPORT void shim_reset(void) {
     while (stream->head) discard_head(stream);
   for (struct call *call = calls; call; call = call->next) call->fail = hipSuccess;
   failed_work = hipSuccess;
+  if (captured) captured->capturing = NULL;
+  captured = NULL;
 }
 
 /* ---- the HIP functions ---- */
@@ -76,6 +82,8 @@ EXPORT const char *hipGetErrorName(hipError_t error) {
   case hipErrorNotFound: return "hipErrorNotFound";
   case hipErrorNotReady: return "hipErrorNotReady";
   case hipErrorLaunchFailure: return "hipErrorLaunchFailure";
+  case hipErrorStreamCaptureUnsupported: return "hipErrorStreamCaptureUnsupported";
+  case hipErrorStreamCaptureImplicit: return "hipErrorStreamCaptureImplicit";
   default: return "hipErrorUnknown";
   }
 }
@@ -91,6 +99,8 @@ EXPORT const char *hipGetErrorString(hipError_t error) {
   case hipErrorNotFound: return "named symbol not found";
   case hipErrorNotReady: return "device not ready";
   case hipErrorLaunchFailure: return "unspecified launch failure";
+  case hipErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+  case hipErrorStreamCaptureImplicit: return "operation would make the legacy stream depend on a capturing blocking stream";
   default: return hipGetErrorName(error);
   }
 }
@@ -121,6 +131,7 @@ EXPORT hipError_t hipDeviceGetAttribute(int *value, int attribute, int device) {
 
 EXPORT hipError_t hipMalloc(void **address, size_t bytes) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   *address = NULL;
   if (!bytes) return hipSuccess;
   uint64_t allocated;
@@ -133,6 +144,7 @@ EXPORT hipError_t hipMalloc(void **address, size_t bytes) {
 
 EXPORT hipError_t hipFree(void *address) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   if (!address) return hipSuccess;
   run_all(); /* hipFree waits for the device */
   if (!remove_range(address, 0)) return hipErrorInvalidValue;
@@ -168,6 +180,7 @@ static hipError_t give_copy(struct stream *stream, void *to, const void *from, s
 
 EXPORT hipError_t hipMemcpy(void *to, const void *from, size_t bytes, int kind) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   int pageable;
   if (!bytes) return hipSuccess;
   hipError_t error = give_copy(&default_stream, to, from, bytes, kind, &pageable);
@@ -178,6 +191,7 @@ EXPORT hipError_t hipMemcpy(void *to, const void *from, size_t bytes, int kind) 
 
 EXPORT hipError_t hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *handle) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   struct stream *stream = stream_of(handle);
   int pageable;
   if (!stream) return hipErrorInvalidHandle;
@@ -192,6 +206,7 @@ EXPORT hipError_t hipMemsetAsync(void *to, int byte, size_t bytes, void *handle)
   ENTER();
   struct stream *stream = stream_of(handle);
   if (!stream) return hipErrorInvalidHandle;
+  REFUSE_DEFAULT_STREAM_DURING_CAPTURE(stream);
   if (!is_device(to, bytes)) return hipErrorInvalidValue;
   give(stream, (struct operation){.kind = FILL, .to = to, .byte = byte, .bytes = bytes});
   return hipSuccess;
@@ -201,7 +216,7 @@ EXPORT hipError_t hipStreamCreateWithFlags(void **handle, unsigned flags) {
   ENTER();
   if (flags) return hipErrorInvalidValue; /* streams not ordered with the default stream are not modelled */
   struct stream *stream = calloc(1, sizeof *stream);
-  *stream = (struct stream){streams, 1, NULL, &stream->head};
+  *stream = (struct stream){streams, 1, NULL, &stream->head, NULL};
   *handle = streams = stream;
   return hipSuccess;
 }
@@ -217,6 +232,7 @@ EXPORT hipError_t hipStreamDestroy(void *handle) {
 
 EXPORT hipError_t hipStreamSynchronize(void *handle) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   struct stream *stream = stream_of(handle);
   if (!stream) return hipErrorInvalidHandle;
   run_until(stream, last_number);
@@ -225,6 +241,7 @@ EXPORT hipError_t hipStreamSynchronize(void *handle) {
 
 EXPORT hipError_t hipStreamWaitEvent(void *handle, void *event_handle, unsigned flags) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   struct stream *stream = stream_of(handle);
   struct event *event = event_of(event_handle);
   if (!stream || !event) return hipErrorInvalidHandle;
@@ -252,6 +269,7 @@ EXPORT hipError_t hipEventDestroy(void *handle) {
 
 EXPORT hipError_t hipEventRecord(void *handle, void *stream_handle) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   struct event *event = event_of(handle);
   struct stream *stream = stream_of(stream_handle);
   if (!event || !stream) return hipErrorInvalidHandle;
@@ -262,6 +280,7 @@ EXPORT hipError_t hipEventRecord(void *handle, void *stream_handle) {
 
 EXPORT hipError_t hipEventSynchronize(void *handle) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   struct event *event = event_of(handle);
   if (!event) return hipErrorInvalidHandle;
   if (event->recorded) run_until(event->stream, event->recorded);
@@ -279,8 +298,61 @@ EXPORT hipError_t hipEventElapsedTime(float *milliseconds, void *start_handle, v
 
 EXPORT hipError_t hipDeviceSynchronize(void) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   run_all();
   return report_failed_work();
+}
+
+/* ---- graphs: modes and flags other than those that hip_device.py uses are not modelled ---- */
+
+EXPORT hipError_t hipStreamBeginCapture(void *handle, int mode) {
+  ENTER();
+  struct stream *stream = stream_of(handle);
+  if (!stream || stream == &default_stream) return hipErrorInvalidHandle;
+  if (mode != CAPTURE_MODE_THREAD_LOCAL || captured) return hipErrorInvalidValue;
+  captured = stream;
+  stream->capturing = new_graph(0);
+  return hipSuccess;
+}
+
+EXPORT hipError_t hipStreamEndCapture(void *handle, void **graph) {
+  ENTER();
+  struct stream *stream = stream_of(handle);
+  if (!stream || captured != stream) return hipErrorInvalidHandle;
+  *graph = stream->capturing;
+  captured = NULL;
+  stream->capturing = NULL;
+  return hipSuccess;
+}
+
+EXPORT hipError_t hipGraphInstantiateWithFlags(void **executable, void *handle, unsigned long long flags) {
+  ENTER();
+  struct graph *graph = graph_of(handle, 0);
+  if (!graph || flags) return hipErrorInvalidValue;
+  struct graph *made = new_graph(1);
+  for (struct operation *op = graph->head; op; op = op->next) append(&made->tail, copy_of(op));
+  *executable = made;
+  return hipSuccess;
+}
+
+EXPORT hipError_t hipGraphLaunch(void *handle, void *stream_handle) {
+  ENTER();
+  struct graph *graph = graph_of(handle, 1);
+  struct stream *stream = stream_of(stream_handle);
+  if (!graph || !stream) return hipErrorInvalidHandle;
+  REFUSE_DURING_CAPTURE();
+  for (struct operation *op = graph->head; op; op = op->next) give(stream, copy_of(op));
+  return hipSuccess;
+}
+
+EXPORT hipError_t hipGraphDestroy(void *graph) {
+  ENTER();
+  return destroy_graph(graph, 0);
+}
+
+EXPORT hipError_t hipGraphExecDestroy(void *executable) {
+  ENTER();
+  return destroy_graph(executable, 1);
 }
 
 struct function { struct function *next; uint64_t id; uint32_t kernarg_bytes, block_size; };
@@ -288,6 +360,7 @@ static struct function *functions;
 
 EXPORT hipError_t hipModuleLoadData(void **handle, const void *image) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   uint64_t shoff, module;
   size_t loaded_bytes;
   uint16_t shentsize, shnum;
@@ -307,6 +380,7 @@ EXPORT hipError_t hipModuleLoadData(void **handle, const void *image) {
 
 EXPORT hipError_t hipModuleUnload(void *module) {
   ENTER();
+  REFUSE_DURING_CAPTURE();
   run_all();
   if (!remove_range(module, 0)) return hipErrorInvalidHandle;
   return backend.unload((uintptr_t)module);
@@ -341,6 +415,7 @@ EXPORT hipError_t hipModuleLaunchKernel(void *handle, uint32_t x, uint32_t y, ui
   struct function *function = functions;
   while (function && function != handle) function = function->next;
   if (!stream || !function) return hipErrorInvalidHandle;
+  REFUSE_DEFAULT_STREAM_DURING_CAPTURE(stream);
   /* One contiguous kernarg buffer, tagged as the HIP programming guide says; parameters one by one would need each one's size. */
   if (parameters || !extra || (uintptr_t)extra[0] != LAUNCH_BUFFER_POINTER || (uintptr_t)extra[2] != LAUNCH_BUFFER_SIZE ||
       (uintptr_t)extra[4] != LAUNCH_END)

@@ -8,9 +8,11 @@
 enum {
   hipSuccess = 0, hipErrorInvalidValue = 1, hipErrorOutOfMemory = 2, hipErrorInvalidConfiguration = 9, hipErrorInvalidDevice = 101,
   hipErrorNoBinaryForGpu = 209, hipErrorInvalidHandle = 400, hipErrorNotFound = 500, hipErrorNotReady = 600, hipErrorLaunchFailure = 719,
+  hipErrorStreamCaptureUnsupported = 900, hipErrorStreamCaptureImplicit = 906,
 };
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3 };
 enum { ATTRIBUTE_COMPUTE_UNITS = 63, ATTRIBUTE_LDS_BYTES = 74 };
+enum { CAPTURE_MODE_THREAD_LOCAL = 1 };
 enum { LAUNCH_BUFFER_POINTER = 1, LAUNCH_BUFFER_SIZE = 2, LAUNCH_END = 3 };
 /* Offset in hipDeviceProp_tR0600; the name is its first member. */
 enum { OFFSET_GCN_ARCH_NAME = 1160, NAME_BYTES = 256 };
@@ -91,9 +93,13 @@ struct operation {
   uint64_t until;
 };
 
-struct stream { struct stream *next; int live; struct operation *head, **tail; };
+/* Captured operations: a graph, or an executable one. */
+struct graph { struct graph *next; int executable; struct operation *head, **tail; };
+struct stream { struct stream *next; int live; struct operation *head, **tail; struct graph *capturing; };
 static struct stream *streams;
-static struct stream default_stream = {NULL, 1, NULL, &default_stream.head};
+static struct stream default_stream = {NULL, 1, NULL, &default_stream.head, NULL};
+static struct stream *captured; /* the stream that is being captured, or NULL */
+static struct graph *graphs;
 static struct event *events;
 static uint64_t last_number;
 static hipError_t failed_work; /* the first failure of work that ran, until a wait reports it */
@@ -150,15 +156,61 @@ static hipError_t report_failed_work(void) {
   return error;
 }
 
-/* Append to the stream; the operation's number is returned. */
-static uint64_t give(struct stream *stream, struct operation given) {
+static void append(struct operation ***tail, struct operation given) {
   struct operation *op = malloc(sizeof *op);
   *op = given;
   op->next = NULL;
-  op->number = ++last_number;
-  *stream->tail = op;
-  stream->tail = &op->next;
-  return op->number;
+  **tail = op;
+  *tail = &op->next;
+}
+
+/* Append to the stream, or to the graph that it is captured into; the operation's number is returned. */
+static uint64_t give(struct stream *stream, struct operation given) {
+  if (stream->capturing) {
+    append(&stream->capturing->tail, given);
+    return 0;
+  }
+  given.number = ++last_number;
+  append(&stream->tail, given);
+  return given.number;
+}
+
+/* A copy of the operation that owns what it owns. */
+static struct operation copy_of(const struct operation *op) {
+  struct operation copy = *op;
+  if (op->kind == LAUNCH) {
+    void *kernarg = malloc(op->bytes ? op->bytes : 1);
+    memcpy(kernarg, op->from, op->bytes);
+    copy.from = kernarg;
+  }
+  return copy;
+}
+
+static struct graph *new_graph(int executable) {
+  struct graph *graph = malloc(sizeof *graph);
+  *graph = (struct graph){graphs, executable, NULL, &graph->head};
+  return graphs = graph;
+}
+
+static struct graph *graph_of(void *handle, int executable) {
+  for (struct graph *graph = graphs; graph; graph = graph->next)
+    if (graph == handle && graph->executable == executable) return graph;
+  return NULL;
+}
+
+static hipError_t destroy_graph(void *handle, int executable) {
+  struct graph *graph = graph_of(handle, executable), **link = &graphs;
+  if (!graph) return hipErrorInvalidValue;
+  while (*link != graph) link = &(*link)->next;
+  *link = graph->next;
+  while (graph->head) {
+    struct operation *op = graph->head;
+    graph->head = op->next;
+    if (op->kind == LAUNCH) free((void *)op->from);
+    free(op);
+  }
+  free(graph);
+  return hipSuccess;
 }
 
 /* The queue that a handle names; NULL if none. */
