@@ -2,6 +2,7 @@
 
 decode                         attention of a batch of requests over their KV cache: numpy arrays in, numpy arrays out
 plan                           the same prepared once for a serving loop, on device memory
+as_array                       an array of another library on the device, by DLPack or __cuda_array_interface__, without a copy
 quantize_mxfp4, quantize_fp8   make the smaller caches, as MXFP4 and FP8 records, which also wrap bytes that exist already
 merge                          join the results of disjoint parts of a cache
 open_device                    a GPU, or the emulator that runs the same kernels where there is none; memory, streams and launches on it
@@ -9,6 +10,7 @@ reference                      the mathematics in float64
 """
 
 from . import reference
+from .arrays import DeviceArray, as_array
 from .decode import decode
 from .device import open_device
 from .errors import DeviceError, KernelFault, UnknownInstruction, UnsupportedArch
@@ -21,12 +23,14 @@ __version__ = "0.1.0"
 __all__ = [
     "FP8",
     "MXFP4",
+    "DeviceArray",
     "DeviceError",
     "KernelFault",
     "Plan",
     "UnknownInstruction",
     "UnsupportedArch",
     "__version__",
+    "as_array",
     "decode",
     "merge",
     "open_device",

@@ -364,6 +364,14 @@ class Device(ABC):
         with capture(self, stream) as graph:
             yield graph
 
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Whether these bytes are the device's: on the emulator, inside one live allocation; of a GPU's memory the caller has to know."""
+        return True
+
+    def stream_address(self, stream: Stream | None) -> int:
+        """The stream as HIP knows it, for other libraries; 0: the default stream, and every stream of the emulator."""
+        return 0
+
     def synchronize(self) -> None:
         """Wait for all work of the device. DeviceError if any of it failed."""
         self._require_open()
@@ -399,7 +407,7 @@ class Device(ABC):
         if self._capture is not None:
             raise DeviceError(f"{what} during a capture, which takes launches and fills on its stream alone")
 
-    def _captured(self, stream: Stream | None, *uses: _Resource) -> None:
+    def _captured(self, stream: Stream | None, *uses: Any) -> None:
         """Work is given to the stream during a capture: its graph keeps what the work uses, if it is its stream."""
         if stream is None:
             self._require_no_capture("work on the default stream")

@@ -77,6 +77,9 @@ class EmulatorDevice(Device):
         self._recorded_stream: object = None
         self._recorded: list[Callable[[], None]] = []
 
+    def holds(self, address: int, nbytes: int) -> bool:
+        return self.memory.holds(address, nbytes)
+
     def _allocate(self, nbytes: int, name: str = "") -> int:
         if self.checks == "strict" and self.memory.undefined is None:
             self.memory.undefined = UndefinedMemory()

@@ -18,14 +18,15 @@ class Graph(_Resource):
 
     def __init__(self, device: Device):
         super().__init__(device, None)
-        self._kept: dict[int, _Resource] = {}
+        self._kept: dict[int, Any] = {}
 
-    def keep(self, *resources: _Resource) -> None:
-        """Refuse the closing of these until the graph is closed."""
-        for resource in resources:
-            if id(resource) not in self._kept:
-                self._kept[id(resource)] = resource
-                resource._num_graphs += 1
+    def keep(self, *used: Any) -> None:
+        """Keep these alive, and refuse the closing of buffers, modules and the like among them, until the graph is closed."""
+        for each in used:
+            if id(each) not in self._kept:
+                self._kept[id(each)] = each
+                if isinstance(each, _Resource):
+                    each._num_graphs += 1
 
     def launch(self, stream: Stream | None = None) -> None:
         """Queue all of it on the stream. DeviceError if HIP refuses it, or if it was not captured to its end."""
@@ -36,14 +37,15 @@ class Graph(_Resource):
         self.device._launch_graph(handle, self.device._stream_handle(stream))
 
     def _release(self) -> None:
-        for resource in self._kept.values():
-            resource._num_graphs -= 1
+        for each in self._kept.values():
+            if isinstance(each, _Resource):
+                each._num_graphs -= 1
         self._kept.clear()
         if self._handle is not None:
             self.device._destroy_graph(self._handle)
 
     def __repr__(self) -> str:
-        return f"<Graph that keeps {len(self._kept)} resources{'' if self._open else ', closed'}>"
+        return f"<Graph that keeps {len(self._kept)} others{'' if self._open else ', closed'}>"
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from .code_object import CodeObject
-from .device import Device
+from .device import Device, Stream
 from .errors import DeviceError
 
 _RUNTIME = "libamdhip64.so"
@@ -95,6 +95,10 @@ class HipDevice(Device):
             properties = self._hip.hipDeviceProp_t()
             self._call("hipGetDeviceProperties", properties, 0)
             return properties
+
+    def stream_address(self, stream: Stream | None) -> int:
+        handle = self._stream_handle(stream)
+        return 0 if handle is None else int(handle.handle)
 
     def _allocate(self, nbytes: int) -> int:
         return int(self._call("hipMalloc", nbytes)[0])

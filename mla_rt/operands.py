@@ -7,45 +7,79 @@ from typing import Any
 
 import numpy as np
 
-from .device import Buffer, Device
+from .arrays import DeviceArray, as_array, packed_strides
+from .device import Buffer, Device, Stream
 
 
 class Operand:
     """What an array of a run has to be.
 
-    name: in messages; shape, dtype; nbytes: of the packed array
+    name: in messages; shape, dtype; nbytes: of the packed array; alignment: of its address, in bytes; written: whether the run writes it
     """
 
-    __slots__ = ("dtype", "name", "nbytes", "shape")
+    __slots__ = ("alignment", "dtype", "name", "nbytes", "shape", "written")
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype):
-        self.name, self.shape, self.dtype = name, shape, dtype
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: np.dtype, *, alignment: int, written: bool = False):
+        self.name, self.shape, self.dtype, self.alignment, self.written = name, shape, dtype, alignment, written
         self.nbytes = math.prod(shape) * dtype.itemsize
 
     def __str__(self) -> str:
         return f"[{', '.join(map(str, self.shape))}] {self.dtype}"
 
-    def address_of(self, array: Any, device: Device) -> int:
+    def address_of(self, array: Any, device: Device, stream: Stream | None) -> int:
         """Of an array that is as it has to be. TypeError or ValueError, naming value and limit, if it is not; DeviceError if it was freed."""
-        if type(array) is Buffer and array.device is device and array.nbytes == self.nbytes:
-            return array.address  # of an allocation: aligned
-        require_buffer(self.name, array, device)
-        raise ValueError(f"{self.name} has {array.nbytes} bytes; the plan needs {self.nbytes}: {self}")
+        if type(array) is Buffer:
+            if array.device is device and array.nbytes == self.nbytes:
+                return array.address  # of an allocation: aligned
+            require_on(self.name, array.device, device)
+            raise ValueError(f"{self.name} has {array.nbytes} bytes; the plan needs {self.nbytes}: {self}")
+        view = as_device_array(self.name, array, device, stream)
+        if view.dtype != self.dtype:
+            bits = view.dtype.kind in "uiV" and view.dtype.itemsize == self.dtype.itemsize
+            advice = f" (if these are its bits: as_array(…, dtype={self.dtype.name!r}))" if bits else ""
+            raise TypeError(f"{self.name} has dtype {view.dtype}; the plan needs {self}{advice}")
+        if view.shape != self.shape:
+            raise ValueError(f"{self.name} has shape {list(view.shape)}; the plan needs {self}")
+        require_packed(self.name, view, self.alignment)
+        if self.written and view.readonly:
+            raise ValueError(f"{self.name} is read-only; a run writes it")
+        return view.address
 
 
-def packed_address(name: str, array: Any, nbytes: int, device: Device) -> int:
+def packed_address(name: str, array: Any, nbytes: int, device: Device, stream: Stream | None) -> int:
     """Of a packed array of so many bytes of any dtype and shape, aligned to 16 bytes."""
     if type(array) is Buffer and array.device is device and array.nbytes == nbytes:
         return array.address
-    require_buffer(name, array, device)
-    raise ValueError(f"{name} has {array.nbytes} bytes; {nbytes} are needed for its pages")
-
-
-def require_buffer(name: str, array: Any, device: Device) -> None:
     if type(array) is not Buffer:
-        raise TypeError(f"{name} is a {type(array).__name__}; a Buffer of the plan's device is needed")
-    if array.device is not device:
-        raise ValueError(f"{name} is on another device, {array.device}; the plan is for {device}")
+        array = as_device_array(name, array, device, stream)
+        require_packed(name, array, 16)
+    require_on(name, array.device, device)
+    if array.nbytes != nbytes:
+        raise ValueError(f"{name} has {array.nbytes} bytes; {nbytes} are needed for its pages")
+    return int(array.address)
+
+
+def as_device_array(name: str, array: Any, device: Device, stream: Stream | None) -> DeviceArray:
+    """`as_array`, whose errors then name the array."""
+    if type(array) is DeviceArray:
+        require_on(name, array.device, device)
+    try:
+        return as_array(array, device=device, stream=stream)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def require_on(name: str, its: Device, needed: Device) -> None:
+    if its is not needed:
+        raise ValueError(f"{name} is on another device, {its}; the plan is for {needed}")
+
+
+def require_packed(name: str, array: DeviceArray, alignment: int) -> None:
+    if not array.is_packed:
+        needed = f"packed, {list(packed_strides(array.shape))}, is needed"
+        raise ValueError(f"{name} of shape {list(array.shape)} has strides {list(array.strides)} in elements; {needed}")
+    if array.address % alignment:
+        raise ValueError(f"{name} is at address {array.address:#x}; a multiple of {alignment} is needed")
 
 
 def overlap(spans: dict[str, tuple[int, int]], written: tuple[str, ...]) -> ValueError:

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from .arguments import INT32_MAX, as_count, as_flag, as_positive, counted
+from .arrays import DeviceArray
 from .batch import KV_LORA_RANK, MAX_NUM_HEADS, QK_WIDTH, ROW_BYTES, SCALES_PER_ROW
 from .decode_kernel import DecodeKernel, kernel_for, kernel_name
 from .device import Buffer, Device, PreparedLaunch, Stream
@@ -163,8 +164,9 @@ class Plan:
         out    [total_q, num_heads, 512] bfloat16; is written
         lse    [total_q, num_heads] float32; is written: natural log of the sum of exp of the scaled logits
 
-        Arrays are Buffers of exactly that size on the plan's device. All must stay until the launch has run. What is written may overlap nothing
-        else. Accuracy is as `decode` promises. A query that sees no token has out 0, lse -inf.
+        Arrays are Buffers of exactly that size, DeviceArrays, or anything with DLPack or __cuda_array_interface__ (`as_array`), on the plan's device,
+        packed, and aligned to 16 bytes (lse: 4). All must stay until the launch has run. What is written may overlap nothing else. Accuracy is as
+        `decode` promises. A query that sees no token has out 0, lse -inf.
 
         Raises, before anything is launched, TypeError or ValueError for what does not fit the plan, DeviceError for what was closed or if HIP refuses
         the launch. On the emulator a KernelFault of the launch is raised here; the plan stays usable.
@@ -175,10 +177,10 @@ class Plan:
             if stream is not None and not isinstance(stream, Stream):
                 raise TypeError(f"stream is a {type(stream).__name__}; a Stream of the plan's device is needed, or None")
             device = self.device
-            q_begin = self._q.address_of(q, device)
-            out_begin = self._out.address_of(out, device)
-            lse_begin = self._lse.address_of(lse, device)
-            rows_begin, scales_begin, kv_scale = self._check_cache(cache)
+            q_begin = self._q.address_of(q, device, stream)
+            out_begin = self._out.address_of(out, device, stream)
+            lse_begin = self._lse.address_of(lse, device, stream)
+            rows_begin, scales_begin, kv_scale = self._check_cache(cache, stream)
             q_end, out_end, lse_end = q_begin + self._q.nbytes, out_begin + self._out.nbytes, lse_begin + self._lse.nbytes
             rows_end, scales_end = rows_begin + cache.num_pages * self._page_bytes, scales_begin + cache.num_pages * self._page_scale_bytes
             if (
@@ -206,7 +208,7 @@ class Plan:
             launch.set_address("lse", lse_begin)
             if device._capture is not None:
                 arrays = (q, out, lse, cache.rows, cache.scales)
-                device._captured(stream, *(array for array in arrays if isinstance(array, Buffer)))
+                device._captured(stream, *arrays, *(array.owner for array in arrays if isinstance(array, DeviceArray)))
             if cache.num_pages < self._fewest_pages:
                 self._fewest_pages = cache.num_pages
             try:
@@ -278,7 +280,7 @@ class Plan:
         if not self._usable:
             raise DeviceError("Plan used after an update that failed midway; update it again")
 
-    def _check_cache(self, cache: Any) -> tuple[int, int, Any]:
+    def _check_cache(self, cache: Any, stream: Stream | None) -> tuple[int, int, Any]:
         """Addresses of rows and scales (0 if there are none), and the scale of the whole."""
         try:
             kv_format, page_size, num_pages, kv_scale = cache.kv_format, cache.page_size, cache.num_pages, cache.kv_scale
@@ -295,14 +297,14 @@ class Plan:
             raise TypeError(f"cache.num_pages is {num_pages!r}; an int is needed")
         if num_pages <= self._last_page:
             raise ValueError(f"the plan reads page {self._last_page}; the cache has {counted(num_pages, 'page')}")
-        rows_address = packed_address("cache.rows", rows, num_pages * self._page_bytes, device)
+        rows_address = packed_address("cache.rows", rows, num_pages * self._page_bytes, device, stream)
         if not self._page_scale_bytes:
             if scales is not None:
                 raise ValueError(f"cache.scales is a {type(scales).__name__}; a cache of {kv_format} has none")
             return rows_address, 0, kv_scale
         if scales is None:
             raise ValueError("cache.scales is None; a cache of mxfp4 has scales")
-        return rows_address, packed_address("cache.scales", scales, num_pages * self._page_scale_bytes, device), kv_scale
+        return rows_address, packed_address("cache.scales", scales, num_pages * self._page_scale_bytes, device, stream), kv_scale
 
     def _check_kv_scale(self, kv_scale: Any) -> np.float32:
         checked = as_positive("cache.kv_scale", kv_scale)
@@ -364,9 +366,9 @@ class Plan:
             self._kernel, self.work_list = kernel, work_list
             self._launch = self._prepare()
             rows = (requests.total_q, self.num_heads)
-            self._q = Operand("q", (*rows, QK_WIDTH), _BF16)
-            self._out = Operand("out", (*rows, KV_LORA_RANK), _BF16)
-            self._lse = Operand("lse", rows, _F32)
+            self._q = Operand("q", (*rows, QK_WIDTH), _BF16, alignment=16)
+            self._out = Operand("out", (*rows, KV_LORA_RANK), _BF16, alignment=16, written=True)
+            self._lse = Operand("lse", rows, _F32, alignment=4, written=True)
         self._requests = requests
         self._last_page = int(requests.kv_indices.max(initial=-1))
         self._usable = True

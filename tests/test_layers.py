@@ -35,8 +35,10 @@ LAYERS = {
     "cache_layouts": {"errors", "elements", "formats", "batch"},
     "cache": {"errors", "elements", "formats", "arguments", "requests", "batch", "code_object", "device"},
     "decode_kernel": {"errors", "device"},
-    "operands": {"errors", "device"},
-    "plan": {"errors", "arguments", "requests", "batch", "work_list", "device", "decode_kernel", "operands"},
+    "dlpack": {"errors"},
+    "arrays": {"errors", "device", "dlpack"},
+    "operands": {"errors", "device", "arrays"},
+    "plan": {"errors", "arguments", "requests", "batch", "work_list", "device", "arrays", "decode_kernel", "operands"},
     "decode": {"errors", "formats", "batch", "merge", "device", "plan"},
 }
 # The command line stands on all of these, but reaches a backend through device.py only; nothing below knows of it.

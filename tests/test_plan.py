@@ -6,17 +6,21 @@ import gc
 import importlib
 import threading
 from functools import partial
+from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import bench_host
 from decode_cases import Case, make
 from mla_rt import KernelFault, decode, open_device, plan
+from mla_rt.arrays import DeviceArray, as_array
 from mla_rt.errors import DeviceError
 from plan_cases import Arrays, options_of, table_of
 from tolerance import assert_decoded, assert_same_bits
 
+BF16 = np.dtype(ml_dtypes.bfloat16)
 FORMATS = ("bf16", "fp8_e4m3fn", "mxfp4")
 SMALL = Case((5, 0, 70, 17), (1, 2, 1, 3), num_heads=3, page_size=16, num_splits=2)
 CASES = [
@@ -39,6 +43,41 @@ def test_a_plan_decodes_as_decode_does(case, device, emulator_device):
         assert_decoded(*result, *made.exact())
         assert_same_bits(arrays.run_for_results(a_plan), result)
     assert_same_bits(decode(**made.arguments, device=emulator_device), result)
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol"), [("emulator", "view"), ("emulator", "dlpack"), ("hip", "view"), ("hip", "dlpack"), ("hip", "cuda_array_interface")]
+)
+def test_arrays_of_others_are_taken_where_they_are(kind, protocol, request):
+    """Views at an offset into one large buffer, as our own, or as another library shows them."""
+    device = request.getfixturevalue(f"{kind}_device")
+    made = make(SMALL)
+    with planned(device, made) as a_plan, Arrays(device, made) as arrays:
+        expected = arrays.run_for_results(a_plan)
+        large = arrays.allocate(1 << 16)
+        large.fill(0xFF)
+        large.upload(made.arguments["q"], offset=256)
+        shapes = {"q": ((7, 3, 576), BF16, 256), "out": ((7, 3, 512), BF16, 32768), "lse": ((7, 3), np.float32, 60004)}
+        views = {name: DeviceArray(large.address + offset, shape, dtype, device, owner=large) for name, (shape, dtype, offset) in shapes.items()}
+        given = {name: _as_another_library(view, protocol) for name, view in views.items()}
+        rows = _as_another_library(as_array(arrays.cache.rows), protocol)
+        a_plan.run(given["q"], SimpleNamespace(**{**vars(arrays.cache), "rows": rows}), out=given["out"], lse=given["lse"])
+        memory = large.download(1 << 16, np.uint8)
+        out, lse = (memory[shapes[name][2] :][: views[name].nbytes].view(shapes[name][1]).reshape(shapes[name][0]) for name in ("out", "lse"))
+        assert_same_bits((out, lse), expected)
+        memory[32768:][: out.nbytes] = memory[60004:][: lse.nbytes] = memory[256:][: views["q"].nbytes] = 0xFF
+        assert (memory == 0xFF).all()
+
+
+def _as_another_library(view, protocol):
+    if protocol == "view":
+        return view
+    if protocol == "dlpack":
+        return SimpleNamespace(__dlpack__=view.__dlpack__, __dlpack_device__=view.__dlpack_device__)
+    if view.dtype == BF16:  # which the protocol cannot carry: its bits, and what they are
+        bits = SimpleNamespace(__cuda_array_interface__=as_array(view, dtype="u2").__cuda_array_interface__)
+        return as_array(bits, dtype=BF16, device=view.device)
+    return SimpleNamespace(__cuda_array_interface__=view.__cuda_array_interface__)
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)

@@ -195,6 +195,10 @@ class Memory:
             observer.memory(group, address, mask, nbytes, access)
         return offset if everywhere else np.where(mask, offset, 0)
 
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Whether these bytes lie in one live allocation."""
+        return self._inside(address - self.base, address - self.base + nbytes)
+
     def _inside(self, start: int, end: int) -> bool:
         where = bisect.bisect_right(self._starts, start) - 1
         return where >= 0 and end <= self._ends[where]
