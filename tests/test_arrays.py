@@ -35,6 +35,9 @@ def test_a_buffer_with_a_shape(device, buffer):
         as_array(buffer, dtype="V5")
     with pytest.raises(ValueError, match="the bits of float32 are no bfloat16: 4 and 2 bytes"):
         as_array(array, dtype=BF16)
+    strided = DeviceArray(buffer.address, (2, 3), "f4", device, strides=(12, 2), readonly=True, owner=buffer)
+    bits = as_array(strided, dtype="u4")
+    assert (bits.dtype, bits.strides, bits.readonly, bits.owner, bits.is_packed) == (np.uint32, (12, 2), True, buffer, False)
     with pytest.raises(AttributeError, match="does not change: shape stays"):
         array.shape = (24,)
 
@@ -65,6 +68,12 @@ def test_a_round_trip_keeps_all(device, buffer):
             array = as_array(buffer, dtype=dtype, shape=shape)
         got = as_array(SimpleNamespace(__dlpack__=array.__dlpack__, __dlpack_device__=array.__dlpack_device__), device=device)
         assert (got.address, got.shape, got.strides, got.dtype) == (array.address, array.shape, array.strides, array.dtype)
+    array = DeviceArray(buffer.address, (22,), "f4", device, owner=buffer)
+    capsule = array.__dlpack__()
+    managed = list(dlpack._exported.values())[-1][0]
+    managed.tensor.byte_offset = 8  # as some libraries say where a part begins
+    got = as_array(SimpleNamespace(__dlpack__=lambda **options: capsule, __dlpack_device__=array.__dlpack_device__), shape=(22,), device=device)
+    assert got.address == buffer.address + 8
     readonly = DeviceArray(buffer.address, (24,), "f4", device, readonly=True, owner=buffer)
     got = as_array(SimpleNamespace(__dlpack__=readonly.__dlpack__, __dlpack_device__=readonly.__dlpack_device__), device=device)
     assert got.readonly

@@ -76,6 +76,7 @@ def test_launches_on_other_streams_are_not_captured(device, doubling):
     with device.stream() as stream, device.stream() as other:
         with device.capture(stream) as graph:
             prepared.launch(other)
+        assert not graph._kept
         assert np.array_equal(out.download(256, np.float32, other), 2 * ramp(3))
         out.fill(0)
         with graph:

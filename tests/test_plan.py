@@ -283,7 +283,8 @@ def test_a_graph_keeps_its_plan(device):
     made, other = make(SMALL), make(SMALL.but(seed=1))
     a_plan, arrays = planned(device, made), Arrays(device, made)
     with device.stream() as stream, device.capture(stream) as graph:
-        arrays.run(a_plan, stream)
+        lse = as_array(arrays.lse, dtype=np.float32, shape=arrays.shape)
+        a_plan.run(arrays.q, arrays.cache, out=arrays.out, lse=lse, stream=stream)
     for call, message in (
         (a_plan.close, "Plan closed while a graph uses it; close the graph first"),
         (partial(a_plan.update, **table_of(other)), "Plan updated while a graph uses it; close the graph first; a plan with max_kv_len can be"),
