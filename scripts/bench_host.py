@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from mla_rt import open_device, plan  # noqa: E402
+from mla_rt.decode_kernel import kernel_for  # noqa: E402
 from mla_rt.device import Device  # noqa: E402
 from mla_rt.errors import DeviceError  # noqa: E402
 from shim.library import Shim  # type: ignore[import-not-found] # noqa: E402
@@ -194,8 +195,7 @@ def _measure_bare(device: Device, repetitions: int) -> float:
 
     launch: Any = hip.hipModuleLaunchKernel
     with device.stream() as stream:
-        module = device.packaged("mla_decode")
-        kernel = module.kernel("mla_decode_mxfp4")
+        kernel = kernel_for(device, OPTIONS["kv_format"], NUM_HEADS).kernel
         arguments = (kernel.info.arguments_type(),)
         function, handle, block = kernel._function, stream.handle.handle, kernel.info.block_size
         return _median_us(device, lambda: launch(function, 256, 1, 1, block, 1, 1, 0, handle, None, arguments), repetitions, AT_ONCE)
