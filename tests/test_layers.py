@@ -33,7 +33,7 @@ LAYERS = {
     "batch": {"errors", "elements", "formats", "arguments", "requests"},
     "page_allocator": {"errors", "arguments", "requests"},
     "cache_layouts": {"errors", "elements", "formats", "batch"},
-    "cache": {"errors", "elements", "formats", "arguments", "requests", "batch", "code_object", "device"},
+    "cache": {"errors", "elements", "formats", "arguments", "arrays", "requests", "batch", "code_object", "device"},
     "decode_kernel": {"errors", "device"},
     "dlpack": {"errors"},
     "arrays": {"errors", "device", "dlpack"},
