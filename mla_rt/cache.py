@@ -249,9 +249,11 @@ def _check_new_kv(new_kv: Any) -> np.ndarray:
 def _row_stride(new_kv: Any, alignment: int) -> int:
     """Elements from row to row. ValueError if a row does not begin at a multiple of `alignment` bytes."""
     stride = new_kv.strides[0] if new_kv.shape[0] > 1 else QK_WIDTH
-    for what, nbytes in (("begins at address", new_kv.address), ("has its rows apart by bytes", stride * new_kv.dtype.itemsize)):
-        if nbytes % alignment:
-            raise ValueError(f"new_kv {what} {nbytes}; a multiple of {alignment} is needed")
+    stride_bytes = stride * new_kv.dtype.itemsize
+    if new_kv.address % alignment:
+        raise ValueError(f"new_kv is at address {new_kv.address:#x}: its rows begin at multiples of {alignment} bytes")
+    if stride_bytes % alignment:
+        raise ValueError(f"new_kv has rows {stride_bytes} bytes apart: they begin at multiples of {alignment} bytes")
     return stride
 
 
