@@ -43,11 +43,14 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
     const i32 thread = thread_idx(), wave = wave_idx(), lane = thread % LANES, row = lane % 16, group = lane / 16;
 
     const i32* item = work + i64(workgroup_idx()) * WORK_WORDS;
-    const i32 request = item[0], row_begin = item[1], kv_begin = item[2], kv_end = item[3];
+    const i32 request = item[0], row_begin = item[1];
+    if (request < 0) return;  // no work
     const i32 merge_idx = item[4], first_partial = item[5], split = item[6], num_splits = item[7];
     const i32 q_begin = qo_indptr[request], q_len = qo_indptr[request + 1] - q_begin;
     const i32 page_begin = kv_indptr[request], num_pages = kv_indptr[request + 1] - page_begin;
     const i32 kv_len = num_pages == 0 ? 0 : ((num_pages - 1) << page_size_log2) + kv_last_page_len[request];
+    // The work list may be made for longer requests than there are when it is run.
+    const i32 kv_end = min(item[3], kv_len), kv_begin = min(item[2], kv_end);
     const TokenTable tokens = {kv_indices + page_begin, page_size_log2, kv_end};
 
     // Rows past the request's last one compute that row again and are not stored.
