@@ -1,7 +1,9 @@
 """Arrays on a device, ours and other people's: where they are and how they are laid out, without a copy.
 
-A DeviceArray is what `Plan.run` and PagedKVCache see of any array. `as_array` makes one of a Buffer, of an object with DLPack (`__dlpack__`) or with
-`__cuda_array_interface__` (which CuPy has on ROCm too); a DeviceArray has both itself, so that others can take it.
+A DeviceArray is what `Plan.run` and PagedKVCache see of any array. `as_array` makes one of a Buffer, of an object with DLPack (`__dlpack__`:
+JAX, CuPy, numpy) or with `__cuda_array_interface__` (hip-python); a DeviceArray has both itself, so that others can take it.
+
+Both protocols also order work: who gives an array names, or is named, a stream, and behind what is queued there the other side goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from numpy.typing import DTypeLike
 from . import dlpack
 from .device import Buffer, Device, Stream
 from .errors import DeviceError
+
+_LEGACY_STREAM = 1  # in __cuda_array_interface__, the default stream, which HIP calls 0
 
 
 class DeviceArray:
@@ -70,7 +74,10 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, on a GPU only. AttributeError on the emulator, and for dtypes that numpy has no letter for: take the bits (`as_array`)."""
+        """Version 3, on a GPU only. Its stream is the default one, behind which is all work given to the device before.
+
+        AttributeError on the emulator, and for dtypes that numpy has no letter for: take the bits (`as_array`).
+        """
         if self.device.kind != "hip":
             raise AttributeError("__cuda_array_interface__ is for a GPU's memory; this array is on the emulator")
         if self.dtype.isbuiltin != 1:
@@ -80,20 +87,37 @@ class DeviceArray:
         self.require_open()
         strides = None if self.is_packed else tuple(stride * self.dtype.itemsize for stride in self.strides)
         data = (self.address, self.readonly)
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": data, "strides": strides, "version": 3, "stream": None}
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": data, "strides": strides, "version": 3, "stream": _LEGACY_STREAM}
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (dlpack.ROCM if self.device.kind == "hip" else dlpack.CPU), 0
 
-    def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None, **options: Any) -> Any:
-        """A capsule of the array. Work that was given to the device before is not waited for: order the streams, or synchronize.
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule of the array, without a copy; the array and its device have to stay open while it is used.
 
-        BufferError for a copy or a change of device, and for what DLPack cannot say (a read-only array to a consumer of DLPack before 1.0).
+        stream  the consumer's, as the array API standard numbers ROCm's: None or 0: the default stream; an address: that stream. It is held back
+                until all work that was given to the device before is done. -1: it is not. On the emulator, whose work is always done, None or -1.
+
+        BufferError for a copy, another device, and what DLPack cannot say; ValueError for another stream; DeviceError for what was closed.
         """
         self.require_open()
-        if options.pop("copy", None) or options.pop("dl_device", self.__dlpack_device__()) not in (None, self.__dlpack_device__()):
-            raise BufferError("a DeviceArray is exported without a copy, on its own device")
-        return dlpack.export(self, self.__dlpack_device__(), versioned=max_version is not None and max_version[0] >= 1)
+        place = self.__dlpack_device__()
+        if copy or (dl_device is not None and tuple(dl_device) != place):
+            raise BufferError(f"an array on {dlpack.device_name(place)} is exported there and without a copy")
+        on_gpu = self.device.kind == "hip"
+        if stream is not None and (stream < -1 or (stream in (1, 2) if on_gpu else stream >= 0)):
+            raise ValueError(f"stream is {stream!r}; on {dlpack.device_name(place)} it is {'an address, 0, ' if on_gpu else ''}-1 or None")
+        capsule = dlpack.export(self, place, max_version)
+        if on_gpu and stream != -1:
+            self.device.precede(stream or 0)
+        return capsule
 
     def require_open(self) -> None:
         """DeviceError if its device was closed or its Buffer freed."""
@@ -115,11 +139,14 @@ def as_array(
     dtype   takes the elements' bits as this dtype, of the same size: for bfloat16 and float8, where the object's library has only uint16 and uint8
     shape   of a Buffer; None: one axis
     device  on which it has to be; required for what is not of ours
-    stream  on which it will be used, which an object with DLPack is told so that it orders its own work before; None: the default stream
+    stream  on which it will be used (None: the default stream): what its library has queued for the array comes before work given to it later
 
+    On a GPU, objects with DLPack are taken from ROCm only; on the emulator, which runs on the CPU, only if the memory is the emulator's own.
     Raises TypeError for what is no device array, ValueError if it lies elsewhere, or has not the shape or size, DeviceError if it was freed.
     """
     wanted = None if dtype is None else np.dtype(dtype)
+    if wanted is not None and (wanted.hasobject or wanted.itemsize == 0):
+        raise TypeError(f"dtype is {wanted!r}; one of numbers is needed")
     if isinstance(obj, Buffer):
         return _of_buffer(obj, np.dtype(np.uint8) if wanted is None else wanted, shape, device)
     if isinstance(obj, DeviceArray):
@@ -131,7 +158,7 @@ def as_array(
     elif hasattr(obj, "__dlpack__"):
         array = _of_dlpack(obj, device, stream)
     elif hasattr(obj, "__cuda_array_interface__"):
-        array = _of_interface(obj, device)
+        array = _of_interface(obj, device, stream)
     else:
         raise TypeError(f"a {type(obj).__name__} is no device array: a Buffer, a DeviceArray, __dlpack__ or __cuda_array_interface__ is needed")
     array.require_open()
@@ -163,27 +190,63 @@ def _of_buffer(buffer: Buffer, dtype: np.dtype, shape: tuple[int, ...] | None, d
 
 
 def _of_dlpack(obj: Any, device: Device, stream: Stream | None) -> DeviceArray:
-    place = tuple(int(part) for part in obj.__dlpack_device__())
-    needed = (dlpack.ROCM, 0) if device.kind == "hip" else (dlpack.CPU, 0)
+    kind, number = obj.__dlpack_device__()
+    place, needed = (int(kind), int(number)), (dlpack.ROCM if device.kind == "hip" else dlpack.CPU, 0)
     if place != needed:
-        raise ValueError(f"the {type(obj).__name__} is on DLPack device {place}; {device} is {needed}")
-    on_stream = None if device.kind != "hip" else 0 if stream is None else device.stream_address(stream)
+        advice = "; to_device uploads a numpy array" if place[0] == dlpack.CPU else ""
+        raise ValueError(f"the {type(obj).__name__} is on {dlpack.device_name(place)}; {device} takes {dlpack.device_name(needed)} only{advice}")
+    on_stream = None
+    if device.kind == "hip":
+        on_stream = -1 if _is_captured(device, stream) else device.stream_address(stream)
     view = dlpack.take(obj, on_stream)
-    _require_within(device, view.address, view.shape, view.strides, view.dtype)
-    return DeviceArray(view.address, view.shape, view.dtype, device, strides=view.strides, readonly=view.readonly, owner=view)
+    if view.place != needed:
+        raise ValueError(f"the {type(obj).__name__} said that it is on {dlpack.device_name(place)}, but gave {dlpack.device_name(view.place)}")
+    return _foreign(view.address, view.shape, view.dtype, device, view.strides, view.readonly, view)
 
 
-def _of_interface(obj: Any, device: Device) -> DeviceArray:
+def _of_interface(obj: Any, device: Device, stream: Stream | None) -> DeviceArray:
+    name = type(obj).__name__
     if device.kind != "hip":
-        raise ValueError(f"a {type(obj).__name__} with __cuda_array_interface__ is in a GPU's memory, not in that of {device}")
+        raise ValueError(f"a {name} with __cuda_array_interface__ is in a GPU's memory, not in that of {device}")
     interface = obj.__cuda_array_interface__
-    dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
-    address, readonly = interface["data"]
-    nbytes = interface.get("strides")
-    if nbytes is not None and any(step % dtype.itemsize for step in nbytes):
-        raise ValueError(f"the {type(obj).__name__} has strides of {nbytes} bytes, no whole numbers of elements of {dtype}")
-    strides = None if nbytes is None else tuple(step // dtype.itemsize for step in nbytes)
-    return DeviceArray(address or 0, shape, dtype, device, strides=strides, readonly=bool(readonly), owner=obj)
+    try:
+        dtype, shape = np.dtype(interface["typestr"]), tuple(int(length) for length in interface["shape"])
+        address, readonly = interface["data"]
+        steps = None if interface.get("strides") is None else tuple(int(step) for step in interface["strides"])
+        mask, behind = interface.get("mask"), interface.get("stream")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TypeError(f"the __cuda_array_interface__ of a {name} is none: {error!r}") from None
+    if mask is not None:
+        raise ValueError(f"the {name} has a mask, which nothing here would heed")
+    if dtype.hasobject or dtype.itemsize == 0 or not dtype.isnative:
+        raise TypeError(f"the {name} has typestr {interface['typestr']!r}; one of numbers in this machine's byte order is needed")
+    if steps is not None and any(step % dtype.itemsize for step in steps):
+        raise ValueError(f"the {name} has strides of {steps} bytes, no whole numbers of elements of {dtype}")
+    strides = None if steps is None else tuple(step // dtype.itemsize for step in steps)
+    array = _foreign(address or 0, shape, dtype, device, strides, bool(readonly), obj)
+    if behind == 0:
+        raise ValueError(f"the {name} has stream 0 in its __cuda_array_interface__, which is not allowed for being ambiguous")
+    if behind is not None and not _is_captured(device, stream):
+        device.follow(0 if behind == _LEGACY_STREAM else behind, stream)
+    return array
+
+
+def _foreign(
+    address: int, shape: tuple[int, ...], dtype: np.dtype, device: Device, strides: tuple[int, ...] | None, readonly: bool, owner: Any
+) -> DeviceArray:
+    """Another library's array, as it described it."""
+    if (strides is not None and len(strides) != len(shape)) or min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {list(shape)} and strides {None if strides is None else list(strides)} cannot be")
+    if address == 0 and 0 not in shape:
+        raise ValueError(f"an array of shape {list(shape)} at address 0 cannot be")
+    array = DeviceArray(address, shape, dtype, device, strides=strides, readonly=readonly, owner=owner)
+    _require_within(device, address, shape, array.strides, dtype)
+    return array
+
+
+def _is_captured(device: Device, stream: Stream | None) -> bool:
+    """What a graph uses cannot be waited for while it is captured: its user orders its launches."""
+    return device._capture is not None and device._capture[0] is stream
 
 
 def _require_within(device: Device, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> None:

@@ -372,6 +372,17 @@ class Device(ABC):
         """The stream as HIP knows it, for other libraries; 0: the default stream, and every stream of the emulator."""
         return 0
 
+    def follow(self, stream_address: int, stream: Stream | None = None) -> None:
+        """Hold back work given to the stream from now on until what another library has queued on its stream (0: the default one) is done.
+
+        On the emulator, whose work is done when a call returns, nothing; so with `precede`.
+        """
+        return
+
+    def precede(self, stream_address: int) -> None:
+        """Hold back what another library queues on its stream (0: the default one) from now on until all work given so far to this device is done."""
+        return
+
     def synchronize(self) -> None:
         """Wait for all work of the device. DeviceError if any of it failed."""
         self._require_open()

@@ -100,6 +100,22 @@ class HipDevice(Device):
         handle = self._stream_handle(stream)
         return 0 if handle is None else int(handle.handle)
 
+    def follow(self, stream_address: int, stream: Stream | None = None) -> None:
+        self._order("work behind another library's stream", stream_address, self.stream_address(stream))
+
+    def precede(self, stream_address: int) -> None:
+        self._order("work of another library behind this device's", 0, stream_address)  # the default stream is behind all others
+
+    def _order(self, what: str, first: int, second: int) -> None:
+        self._require_open()
+        self._require_no_capture(what)
+        event = self._create_event()
+        try:
+            self._call("hipEventRecord", event, first or None)
+            self._call("hipStreamWaitEvent", second or None, event, 0)
+        finally:
+            self._destroy_event(event)  # HIP keeps it until the wait is over
+
     def _allocate(self, nbytes: int) -> int:
         return int(self._call("hipMalloc", nbytes)[0])
 

@@ -80,6 +80,7 @@ EXPORT const char *hipGetErrorName(hipError_t error) {
   case hipErrorNoBinaryForGpu: return "hipErrorNoBinaryForGpu";
   case hipErrorInvalidHandle: return "hipErrorInvalidHandle";
   case hipErrorNotFound: return "hipErrorNotFound";
+  case hipErrorFileNotFound: return "hipErrorFileNotFound";
   case hipErrorNotReady: return "hipErrorNotReady";
   case hipErrorLaunchFailure: return "hipErrorLaunchFailure";
   case hipErrorStreamCaptureUnsupported: return "hipErrorStreamCaptureUnsupported";
@@ -97,6 +98,7 @@ EXPORT const char *hipGetErrorString(hipError_t error) {
   case hipErrorNoBinaryForGpu: return "no kernel image is available for execution on the device";
   case hipErrorInvalidHandle: return "invalid resource handle";
   case hipErrorNotFound: return "named symbol not found";
+  case hipErrorFileNotFound: return "file not found";
   case hipErrorNotReady: return "device not ready";
   case hipErrorLaunchFailure: return "unspecified launch failure";
   case hipErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
@@ -214,9 +216,9 @@ EXPORT hipError_t hipMemsetAsync(void *to, int byte, size_t bytes, void *handle)
 
 EXPORT hipError_t hipStreamCreateWithFlags(void **handle, unsigned flags) {
   ENTER();
-  if (flags) return hipErrorInvalidValue; /* streams not ordered with the default stream are not modelled */
+  if (flags & ~STREAM_NON_BLOCKING) return hipErrorInvalidValue;
   struct stream *stream = calloc(1, sizeof *stream);
-  *stream = (struct stream){streams, 1, NULL, &stream->head, NULL};
+  *stream = (struct stream){streams, 1, NULL, &stream->head, NULL, flags == STREAM_NON_BLOCKING};
   *handle = streams = stream;
   return hipSuccess;
 }
@@ -376,6 +378,21 @@ EXPORT hipError_t hipModuleLoadData(void **handle, const void *image) {
   add_range(module, loaded_bytes, 0);
   *handle = (void *)(uintptr_t)module;
   return hipSuccess;
+}
+
+EXPORT hipError_t hipModuleLoad(void **handle, const char *path) {
+  ENTER();
+  FILE *file = fopen(path, "rb");
+  if (!file) return hipErrorFileNotFound;
+  fseek(file, 0, SEEK_END);
+  long bytes = ftell(file);
+  rewind(file);
+  void *image = malloc(bytes > 64 ? bytes : 64);
+  size_t read = fread(image, 1, bytes, file);
+  fclose(file);
+  hipError_t error = read < 64 ? hipErrorInvalidValue : hipModuleLoadData(handle, image);
+  free(image);
+  return error;
 }
 
 EXPORT hipError_t hipModuleUnload(void *module) {

@@ -1,5 +1,6 @@
 /* What the stand-in runtime keeps: the backend it calls, which memory is live, and streams as queues with the order they promise. */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -7,12 +8,13 @@
 /* Values of hipError_t, hipMemcpyKind, hipDeviceAttribute_t and the launch parameter tags, from hip_runtime_api.h of ROCm 6 and later. */
 enum {
   hipSuccess = 0, hipErrorInvalidValue = 1, hipErrorOutOfMemory = 2, hipErrorInvalidConfiguration = 9, hipErrorInvalidDevice = 101,
-  hipErrorNoBinaryForGpu = 209, hipErrorInvalidHandle = 400, hipErrorNotFound = 500, hipErrorNotReady = 600, hipErrorLaunchFailure = 719,
-  hipErrorStreamCaptureUnsupported = 900, hipErrorStreamCaptureImplicit = 906,
+  hipErrorNoBinaryForGpu = 209, hipErrorFileNotFound = 301, hipErrorInvalidHandle = 400, hipErrorNotFound = 500, hipErrorNotReady = 600,
+  hipErrorLaunchFailure = 719, hipErrorStreamCaptureUnsupported = 900, hipErrorStreamCaptureImplicit = 906,
 };
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3 };
 enum { ATTRIBUTE_COMPUTE_UNITS = 63, ATTRIBUTE_LDS_BYTES = 74 };
 enum { CAPTURE_MODE_THREAD_LOCAL = 1 };
+enum { STREAM_NON_BLOCKING = 1 };
 enum { LAUNCH_BUFFER_POINTER = 1, LAUNCH_BUFFER_SIZE = 2, LAUNCH_END = 3 };
 /* Offset in hipDeviceProp_tR0600; the name is its first member. */
 enum { OFFSET_GCN_ARCH_NAME = 1160, NAME_BYTES = 256 };
@@ -95,9 +97,9 @@ struct operation {
 
 /* Captured operations: a graph, or an executable one. */
 struct graph { struct graph *next; int executable; struct operation *head, **tail; };
-struct stream { struct stream *next; int live; struct operation *head, **tail; struct graph *capturing; };
+struct stream { struct stream *next; int live; struct operation *head, **tail; struct graph *capturing; int apart; };
 static struct stream *streams;
-static struct stream default_stream = {NULL, 1, NULL, &default_stream.head, NULL};
+static struct stream default_stream = {NULL, 1, NULL, &default_stream.head, NULL, 0};
 static struct stream *captured; /* the stream that is being captured, or NULL */
 static struct graph *graphs;
 static struct event *events;
@@ -130,13 +132,16 @@ static void discard_head(struct stream *stream) {
 }
 
 /* Run the stream's operations numbered up to `last`, and before each what it is ordered after: for the default stream all earlier work, for
- * the others the default stream's earlier work. The recursion ends because it asks for ever smaller numbers. */
+ * the others the default stream's earlier work, but for non-blocking streams, which stand apart. The recursion ends because it asks for ever
+ * smaller numbers. */
 static void run_until(struct stream *stream, uint64_t last) {
   while (stream->head && stream->head->number <= last) {
     struct operation *op = stream->head;
     if (stream == &default_stream)
-      for (struct stream *other = streams; other; other = other->next) run_until(other, op->number - 1);
-    else
+      for (struct stream *other = streams; other; other = other->next) {
+        if (!other->apart) run_until(other, op->number - 1);
+      }
+    else if (!stream->apart)
       run_until(&default_stream, op->number - 1);
     if (op->kind == WAIT) run_until(op->other, op->until);
     hipError_t error = execute(op);
