@@ -111,8 +111,7 @@ class PagedSequences:
             self._free_rows = list(range(len(self._table) - 1, num_rows - 1, -1))
         sequence = self._next_sequence
         self._next_sequence += 1
-        self._row_of[sequence] = row = self._free_rows.pop()
-        self._lengths[row] = 0
+        self._row_of[sequence] = self._free_rows.pop()
         return sequence
 
     def lengths(self, sequences: Sequence[int]) -> np.ndarray:
