@@ -136,7 +136,7 @@ class _Memory:
         self.array = array  # kept alive
         itemsize = array.dtype.itemsize
         strides = tuple(stride * itemsize for stride in array.strides)
-        data = (array.address, array.readonly)
+        data = (array.address or 1, array.readonly)  # numpy makes none of null, which an array without elements may have
         self.__array_interface__ = {"data": data, "shape": array.shape, "strides": strides, "typestr": np.dtype(f"u{itemsize}").str, "version": 3}
 
 
@@ -154,6 +154,7 @@ def export(array: Any, place: tuple[int, int], max_version: tuple[int, int] | No
     kind = _KINDS[name][1]
     managed = kind.from_address(_pointer(capsule, name))
     tensor = managed.tensor
+    tensor.data = array.address
     (tensor.device_type, tensor.device_id), (tensor.code, tensor.bits) = place, _TYPES[array.dtype]
     if kind is _Versioned and tensor.code > _BOOL:
         managed.minor = max(managed.minor, 1)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from build_kernels import compile_with_ziglang
+from mla_rt import dlpack
 from mla_rt.device import Device, open_device
 
 if TYPE_CHECKING:
     from shim.library import Shim
 
+# numpy before 2.1 exports its own arrays, and for us ours, as before DLPack 1.0.
+needs_dlpack_1 = pytest.mark.skipif(not dlpack._NUMPY_IS_VERSIONED, reason="numpy before 2.1 has no DLPack 1.0")
 SAMPLE = Path(__file__).parent / "kernels" / "sample.hip"
 
 

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from devices import needs_dlpack_1
 from mla_rt.arrays import DeviceArray, as_array
 from mla_rt.device import Device
 from mla_rt.errors import DeviceError
@@ -48,6 +49,10 @@ def test_a_round_trip_keeps_all(device, buffer):
             array = as_array(buffer, dtype=dtype, shape=shape)
         got = as_array(SimpleNamespace(__dlpack__=array.__dlpack__, __dlpack_device__=array.__dlpack_device__), device=device)
         assert (got.address, got.shape, got.strides, got.dtype) == (array.address, array.shape, array.strides, array.dtype)
+
+
+@needs_dlpack_1
+def test_a_round_trip_keeps_that_it_is_read_only(device, buffer):
     readonly = DeviceArray(buffer.address, (24,), "f4", device, readonly=True, owner=buffer)
     got = as_array(SimpleNamespace(__dlpack__=readonly.__dlpack__, __dlpack_device__=readonly.__dlpack_device__), device=device)
     assert got.readonly
