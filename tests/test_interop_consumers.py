@@ -1,6 +1,6 @@
 """Real other sides: numpy and JAX (on the CPU, over the emulator's memory), hip-python's buffers (over the stand-in HIP runtime's).
 
-JAX is not among the development packages: where it is not installed, its tests are skipped.
+JAX is of the extra `examples`, which `make examples` installs; without it its tests are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def buffer(emulator_device):
 
 @pytest.fixture(scope="module")
 def jax():
-    return pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+    return pytest.importorskip("jax", reason="JAX is not installed: make examples")
 
 
 # ---- numpy

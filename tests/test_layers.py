@@ -84,7 +84,7 @@ def imported_modules(path: Path) -> list[tuple[str, bool]]:
 
 
 def project_files() -> list[Path]:
-    return [path for folder in ("mla_rt", "src", "tests", "scripts") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for folder in ("mla_rt", "src", "tests", "scripts", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
