@@ -56,6 +56,7 @@ def test_serving(runner):
     lengths = [[int(length) for length in step.split()] for _, step, _ in steps]
     assert any(before and now < before for a, b in itertools.pairwise(lengths) for before, now in zip(a, b, strict=True))  # one left
     assert max(max(step) for step in lengths) > 8  # over pages of 4
+    assert [int(free) for _, _, free in steps] == [12 - sum(-(-length // 4) for length in step) for step in lengths]  # no page is lost
 
 
 def test_jax_decode():
