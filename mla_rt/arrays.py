@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from . import dlpack
-from .device import Buffer, Device, Stream
+from .device import Device
 from .errors import DeviceError
+from .resources import Buffer, Stream
 
 _LEGACY_STREAM = 1  # in __cuda_array_interface__, the default stream, which HIP calls 0
 

@@ -13,14 +13,14 @@ import numpy as np
 from .arguments import INT32_MAX, as_count, as_integers, as_ndarray, as_positive, counted
 from .arrays import DeviceArray, as_array
 from .batch import QK_WIDTH, ROW_BYTES, SCALES_PER_ROW, make_cache
-from .code_object import packaged_archs
-from .device import Buffer, Device, Stream
+from .decode_kernel import KV_FORMATS
+from .device import Device
 from .elements import SCALE_RULES
 from .errors import UnsupportedArch
 from .formats import FP8, MXFP4
 from .requests import as_page_size
+from .resources import Buffer, Stream
 
-KV_FORMATS = ("bf16", "fp8_e4m3fn", "mxfp4")
 _BF16, _INT64 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.int64)
 _ELEMENTS = {_BF16: "bf16", np.dtype(np.float32): "f32"}  # of new_kv
 _SLOTS = {np.dtype(np.int32): "i32", _INT64: "i64"}
@@ -48,7 +48,9 @@ class PagedKVCache:
         """
         if not isinstance(device, Device):
             raise TypeError(f"device is a {type(device).__name__}; one that open_device opened is needed")
-        for name, value, known in (("kv_format", kv_format, KV_FORMATS), ("scale_rule", scale_rule, tuple(SCALE_RULES))):
+        if device.arch not in KV_FORMATS:
+            raise UnsupportedArch(f"there are no cache kernels for {device.arch}, only for {', '.join(KV_FORMATS)}")
+        for name, value, known in (("kv_format", kv_format, KV_FORMATS[device.arch]), ("scale_rule", scale_rule, tuple(SCALE_RULES))):
             if not isinstance(value, str):
                 raise TypeError(f"{name} is {value!r}; a str is needed")
             if value not in known:
@@ -59,8 +61,6 @@ class PagedKVCache:
         self.kv_scale = as_positive("scale", scale)
         if self.kv_scale != 1 and kv_format != "fp8_e4m3fn":
             raise ValueError(f"scale is {scale}; a cache of {kv_format} has none")
-        if device.arch not in packaged_archs():
-            raise UnsupportedArch(f"there are no cache kernels for {device.arch}, only for {', '.join(packaged_archs()) or 'no architecture'}")
         self._module = device.packaged("kv_cache")
         self.scales: Buffer | None = None
         with ExitStack() as undo:

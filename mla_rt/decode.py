@@ -12,8 +12,9 @@ import ml_dtypes
 import numpy as np
 
 from .batch import KV_LORA_RANK, Batch, make_batch
-from .device import Buffer, Device, open_device
+from .device import Device, open_device
 from .plan import Plan
+from .resources import Buffer
 
 
 def decode(

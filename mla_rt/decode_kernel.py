@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .device import Device, Kernel
+from .device import Device
 from .errors import UnsupportedArch
+from .resources import Kernel
 
 # The cache formats that each architecture's matrix instructions read. fnuz is the FP8 of gfx942: gfx950 reads the same bytes as other numbers.
 KV_FORMATS = {"gfx950": ("bf16", "fp8_e4m3fn", "mxfp4")}

@@ -1,11 +1,7 @@
-"""The nouns of running kernels: Device, Buffer, Stream, Event, Module, Kernel; and `open_device`.
+"""Device, which makes what running kernels takes (resources.py); and `open_device`.
 
-The nouns and every check live here, once. A backend (`hip_device`, `emulator_device`) subclasses Device and fills in the few `_…` operations on
-raw addresses and handles, so that a mistake in an argument is found alike on a GPU and on the emulator.
-
-Lifetime. Buffers, streams, events and modules live until they are closed (`Buffer.free`, `close`, leaving a `with` block) or their device is
-closed; dropping the last reference releases nothing, so no buffer can vanish under a kernel that is still running. Closing twice is
-allowed; using what is closed raises DeviceError.
+Every check lives here and in resources.py, once. A backend (`hip_device`, `emulator_device`) subclasses Device and fills in the few `_…`
+operations on raw addresses and handles, so that a mistake in an argument is found alike on a GPU and on the emulator.
 
 Order. Work on one stream runs in the order given. A call without `stream` uses the device's default stream, which waits for all work given
 before on any stream and holds back all work given later. Two other streams are ordered only by events.
@@ -13,248 +9,26 @@ before on any stream and holds back all work given later. Two other streams are 
 
 from __future__ import annotations
 
-import ctypes
 import numbers
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from .code_object import CodeObject, KernelInfo, argument_bytes, code_object_path, pack_arguments, packaged_archs
+from .code_object import CodeObject, KernelInfo, code_object_path, pack_arguments, packaged_archs
 from .errors import DeviceError, UnsupportedArch
+from .resources import Buffer, Event, Kernel, Module, PreparedLaunch, Resource, Stream, require_ndarray, require_same_device
 
 if TYPE_CHECKING:
     from .graph import Graph
 
 Grid = int | tuple[int, ...]
-Self = TypeVar("Self", bound="_Resource")
 MAX_WORK_ITEMS = 1 << 32  # HIP takes fewer than this many work-items in each dimension of a grid
-
-
-class _Resource(ABC):
-    """Something that a device made and that must be closed. `handle` is the backend's; reading it checks that both are still open."""
-
-    def __init__(self, device: Device, handle: Any):
-        self.device = device
-        self._handle = handle
-        self._open = True
-        self._num_graphs = 0  # open ones that use it
-        device._resources[id(self)] = self
-
-    @property
-    def handle(self) -> Any:
-        if self.device.closed:
-            raise DeviceError(f"{type(self).__name__} used after its device was closed")
-        if not self._open:
-            raise DeviceError(f"{type(self).__name__} used after it was closed")
-        return self._handle
-
-    def close(self) -> None:
-        """Release it. Closing again, or after the device, does nothing. DeviceError while an open graph uses it."""
-        if self._open and not self.device.closed:
-            self.device._require_no_capture("close")
-            if self._num_graphs:
-                raise DeviceError(f"{type(self).__name__} closed while a graph uses it; close the graph first")
-            self._open = False
-            del self.device._resources[id(self)]
-            self._release()
-
-    @abstractmethod
-    def _release(self) -> None: ...
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-class Buffer(_Resource):
-    """`nbytes` bytes of device memory at `address`. An empty buffer has address 0. Its contents are undefined until written."""
-
-    def __init__(self, device: Device, address: int, nbytes: int):
-        super().__init__(device, address)
-        self.nbytes = nbytes
-
-    @property
-    def address(self) -> int:
-        """Device address of the first byte. DeviceError if the buffer was freed."""
-        if self._open and not self.device.closed:  # as `handle` says, but quicker: each run of a plan asks for a few
-            return int(self._handle)
-        return int(self.handle)
-
-    def upload(self, array: NDArray[Any], stream: Stream | None = None, *, offset: int | None = None) -> None:
-        """Copy the array (any shape and dtype, of exactly `nbytes` bytes, else ValueError; taken in C order) into the buffer.
-
-        offset: in bytes: the array goes there and need not fill the buffer, only fit (else ValueError).
-        Without a stream the copy is done on return. On a stream it is queued; the array may be changed at once, for its bytes are taken now.
-        """
-        address = self.address
-        self.device._require_no_capture("upload")
-        _require_ndarray(array)
-        if offset is None and array.nbytes != self.nbytes:
-            raise ValueError(f"upload of {array.nbytes} bytes (shape {array.shape}, {array.dtype}) into a buffer of {self.nbytes}")
-        if offset is not None and not 0 <= offset <= self.nbytes - array.nbytes:
-            raise ValueError(f"upload of {array.nbytes} bytes at byte {offset} of a buffer of {self.nbytes}")
-        if array.nbytes:
-            self.device._upload(address + (offset or 0), np.ascontiguousarray(array), self.device._stream_handle(stream))
-
-    def download(self, shape: int | tuple[int, ...], dtype: DTypeLike, stream: Stream | None = None) -> NDArray[Any]:
-        """The buffer's bytes as a new array of this shape and dtype, which must take exactly `nbytes` (else ValueError).
-
-        Waits for the work given before on the stream; without one, for all work of the device.
-        """
-        address = self.address
-        self.device._require_no_capture("download")
-        array: NDArray[Any] = np.empty(shape, dtype)
-        if array.nbytes != self.nbytes:
-            raise ValueError(f"download of {array.nbytes} bytes (shape {array.shape}, {array.dtype}) from a buffer of {self.nbytes}")
-        if self.nbytes:
-            self.device._download(array, address, self.device._stream_handle(stream))
-        return array
-
-    def fill(self, byte: int, stream: Stream | None = None) -> None:
-        """Set every byte of the buffer to `byte` (0..255, else ValueError), in the stream's order."""
-        address = self.address
-        if not 0 <= byte <= 255:
-            raise ValueError(f"fill with {byte}: a byte is 0..255")
-        if self.device._capture is not None:
-            self.device._captured(stream, self)
-        if self.nbytes:
-            self.device._fill(address, byte, self.nbytes, self.device._stream_handle(stream))
-
-    def free(self) -> None:
-        """Give the memory back, after all work given before. Freeing again does nothing; any other use raises DeviceError."""
-        self.close()
-
-    def _release(self) -> None:
-        if self.nbytes:
-            self.device._free(self._handle)
-
-    def __repr__(self) -> str:
-        return f"<Buffer of {self.nbytes} bytes{'' if self._open else ', freed'}>"
-
-
-class Stream(_Resource):
-    """A queue of work, run in order."""
-
-    def synchronize(self) -> None:
-        """Wait for all work given to this stream. DeviceError if any of it failed."""
-        self.device._require_no_capture("synchronize")
-        self.device._synchronize_stream(self.handle)
-
-    def wait(self, event: Event) -> None:
-        """Hold back work given to this stream from now on until the event's last record is reached. An event never recorded holds back nothing."""
-        _require_same_device(self.device, event)
-        self.device._require_no_capture("wait")
-        self.device._wait_event(self.handle, event.handle)
-
-    def _release(self) -> None:
-        self.device._destroy_stream(self._handle)
-
-
-class Event(_Resource):
-    """A mark in a stream: to wait for, and to take times between."""
-
-    def __init__(self, device: Device, handle: Any):
-        super().__init__(device, handle)
-        self._recorded = False
-
-    def record(self, stream: Stream | None = None) -> None:
-        """Mark the present end of the stream (None: the default stream)."""
-        self.device._require_no_capture("record")
-        self.device._record_event(self.handle, self.device._stream_handle(stream))
-        self._recorded = True
-
-    def synchronize(self) -> None:
-        """Wait until the mark is reached. Returns at once if it was never recorded."""
-        self.device._require_no_capture("synchronize")
-        self.device._synchronize_event(self.handle)
-
-    def elapsed_ms(self, since: Event) -> float:
-        """Milliseconds from the mark `since` to this one; waits for both. DeviceError unless both were recorded. The emulator's are the host's."""
-        _require_same_device(self.device, since)
-        if not (self._recorded and since._recorded):
-            raise DeviceError("elapsed_ms between events of which one was never recorded")
-        since.synchronize()
-        self.synchronize()
-        return self.device._elapsed_ms(since.handle, self.handle)
-
-    def _release(self) -> None:
-        self.device._destroy_event(self._handle)
-
-
-class Module(_Resource):
-    """A code object on a device. constants: the int32 values that it exports by name; kernels: what it says of each kernel, by name."""
-
-    def __init__(self, device: Device, handle: Any, code_object: CodeObject):
-        super().__init__(device, handle)
-        self.code_object = code_object
-        self.constants: Mapping[str, int] = code_object.constants
-        self.kernels: Mapping[str, KernelInfo] = code_object.kernels
-        self._functions: dict[str, Kernel] = {}
-
-    def kernel(self, name: str) -> Kernel:
-        """The kernel of this name. ValueError, naming those there are, if it has none such."""
-        handle = self.handle
-        if name not in self.kernels:
-            raise ValueError(f"no kernel {name!r} in this code object; it has {', '.join(self.kernels) or 'none'}")
-        if name not in self._functions:
-            self._functions[name] = Kernel(self, self.kernels[name], self.device._function(handle, name))
-        return self._functions[name]
-
-    def _release(self) -> None:
-        self.device._unload(self._handle)
-
-
-class Kernel:
-    """A kernel ready to launch. info: its arguments, sizes and block size."""
-
-    def __init__(self, module: Module, info: KernelInfo, function: Any):
-        self.module, self.info, self._function = module, info, function
-
-    def __repr__(self) -> str:
-        return f"<Kernel {self.info.name}({', '.join(arg.name for arg in self.info.args)})>"
-
-
-class PreparedLaunch:
-    """A launch that `Device.prepare` checked and packed, to be queued again and again. kernel: what it launches.
-
-    One thread at a time may use it. Buffers given to `prepare` have to stay open, and so has the memory whose address was set.
-    """
-
-    def __init__(self, kernel: Kernel, grid: tuple[int, int, int], dynamic_lds_bytes: int, packed: ctypes.Structure, buffers: tuple[Buffer, ...]):
-        self.kernel = kernel
-        self._uses = (kernel.module, *buffers)
-        self._grid, self._dynamic_lds_bytes, self._packed = grid, dynamic_lds_bytes, packed
-        self._bytes = memoryview(packed).cast("B")
-        self._words = self._bytes[: len(self._bytes) // 8 * 8].cast("Q")
-        self._arguments = {arg.name: arg for arg in kernel.info.args}
-        self._word_of = {arg.name: arg.offset // 8 for arg in kernel.info.args if arg.kind == "global_buffer"}
-
-    def set_address(self, name: str, address: int) -> None:
-        """Let the pointer argument of this name (else KeyError) be a device address, which is taken as it is; 0: null."""
-        self._words[self._word_of[name]] = address
-
-    def set_value(self, name: str, value: np.generic) -> None:
-        """Let the by-value argument of this name be a numpy scalar of its size (else TypeError)."""
-        arg = self._arguments[name]
-        self._bytes[arg.offset : arg.offset + arg.size] = argument_bytes(self.kernel.info, arg, value)
-
-    def launch(self, stream: Stream | None = None) -> None:
-        """Queue it with the arguments as they are now. DeviceError as for `Device.launch`."""
-        kernel = self.kernel
-        device = kernel.module.device
-        kernel.module.handle  # noqa: B018 - raises if the module or the device was closed
-        if device._capture is not None:
-            device._captured(stream, *self._uses)
-        device._launch(kernel._function, self._grid, kernel.info.block_size, self._dynamic_lds_bytes, device._stream_handle(stream), self._packed)
 
 
 class Device(ABC):
@@ -272,7 +46,7 @@ class Device(ABC):
         self.reason = "asked for"
         self.closed = False
         # Every open resource: they live as long as the device, and the device releases at its end what its user did not.
-        self._resources: dict[int, _Resource] = {}
+        self._resources: dict[int, Resource] = {}
         self._packaged: dict[str, Module] = {}
         self._capture: tuple[Stream, Graph] | None = None
 
@@ -286,7 +60,7 @@ class Device(ABC):
 
     def to_device(self, array: NDArray[Any]) -> Buffer:
         """A new buffer that holds the array's elements in C order."""
-        _require_ndarray(array)
+        require_ndarray(array)
         buffer = self.allocate(array.nbytes)
         try:
             buffer.upload(array)
@@ -433,7 +207,7 @@ class Device(ABC):
         self._require_open()
         if stream is None:
             return None
-        _require_same_device(self, stream)
+        require_same_device(self, stream)
         return stream.handle
 
     # What a backend provides. Addresses are device addresses; a stream is a handle that _create_stream returned, or None for the default stream.
@@ -579,13 +353,3 @@ def _grid3(info: KernelInfo, grid: Grid) -> tuple[int, int, int]:
     if x * info.block_size >= MAX_WORK_ITEMS or max(y, z) >= MAX_WORK_ITEMS:
         raise ValueError(f"{info.name}: grid {grid} x block {info.block_size} work-items: each dimension must stay below 2**32")
     return x, y, z
-
-
-def _require_ndarray(array: Any) -> None:
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"a numpy array is needed, not {type(array).__name__}")
-
-
-def _require_same_device(device: Device, resource: _Resource) -> None:
-    if resource.device is not device:
-        raise ValueError(f"this {type(resource).__name__.lower()} belongs to another device")

@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .code_object import CodeObject, KernelInfo, pack_arguments
-from .device import Device, Kernel
+from .device import Device
 from .emulator.completion import TIMINGS
 from .emulator.machine import CHECKS, Descriptor, Dispatch, LaunchReport, require_choice, run
 from .emulator.memory import Memory
 from .emulator.observer import Observer
 from .emulator.undefined_memory import UndefinedMemory
 from .errors import DeviceError
+from .resources import Kernel
 
 ARCH = "gfx950"
 NUM_COMPUTE_UNITS = 256  # of an MI350X or MI355X

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .device import Device, Stream, _Resource
+from .device import Device
 from .errors import DeviceError
+from .resources import Resource, Stream
 
 
-class Graph(_Resource):
+class Graph(Resource):
     """Launches and fills as they were captured: with the arguments of then, on what the memory holds when it is launched.
 
     While it is open it keeps what they use: closing a buffer, module or plan that is part of it raises DeviceError.
@@ -25,7 +26,7 @@ class Graph(_Resource):
         for each in used:
             if id(each) not in self._kept:
                 self._kept[id(each)] = each
-                if isinstance(each, _Resource):
+                if isinstance(each, Resource):
                     each._num_graphs += 1
 
     def launch(self, stream: Stream | None = None) -> None:
@@ -38,7 +39,7 @@ class Graph(_Resource):
 
     def _release(self) -> None:
         for each in self._kept.values():
-            if isinstance(each, _Resource):
+            if isinstance(each, Resource):
                 each._num_graphs -= 1
         self._kept.clear()
         if self._handle is not None:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from .code_object import CodeObject
-from .device import Device, Stream
+from .device import Device
 from .errors import DeviceError
+from .resources import Stream
 
 _RUNTIME = "libamdhip64.so"
 

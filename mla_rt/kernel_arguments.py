@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .device import Buffer, Device
+from .device import Device
+from .resources import Buffer
 
 SCALARS = {**{f"{kind}{bits}": f"{kind}{bits // 8}" for kind in "iu" for bits in (8, 16, 32, 64)}, "f16": "f2", "f32": "f4", "f64": "f8"}
 ARGUMENTS = """\

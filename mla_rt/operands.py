@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .arrays import DeviceArray, as_array, packed_strides
-from .device import Buffer, Device, Stream
+from .device import Device
+from .resources import Buffer, Stream
 
 
 class Operand:

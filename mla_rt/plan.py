@@ -17,10 +17,11 @@ from .arguments import INT32_MAX, as_count, as_flag, as_positive, counted
 from .arrays import DeviceArray
 from .batch import KV_LORA_RANK, MAX_NUM_HEADS, QK_WIDTH, ROW_BYTES, SCALES_PER_ROW
 from .decode_kernel import DecodeKernel, kernel_for, kernel_name
-from .device import Buffer, Device, PreparedLaunch, Stream
+from .device import Device
 from .errors import DeviceError
 from .operands import Operand, overlap, packed_address
 from .requests import MAX_KV_LEN, Requests, as_page_size, make_requests
+from .resources import Buffer, PreparedLaunch, Stream
 from .work_list import WorkList, make_work_list
 
 _BF16, _F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)

@@ -13,12 +13,13 @@ import numpy as np
 from .batch import MAX_NUM_HEADS, QK_WIDTH, Batch, make_batch
 from .decode import prepared_decode
 from .decode_kernel import kernel_for
-from .device import Device, Kernel
+from .device import Device
 from .emulator.counters import Counters, LaunchCounts
 from .emulator.machine import Dispatch
 from .emulator_device import EmulatorDevice
 from .formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
 from .requests import MAX_Q_LEN
+from .resources import Kernel
 from .speed_report import Tiles, marginal
 from .work_list import make_work_list
 

@@ -165,3 +165,15 @@ def run(made: Made, device: Device) -> tuple[np.ndarray, np.ndarray]:
         return decode_batch(made.batch(), device)
     finally:
         del device.allocate
+
+
+def permuted(made: Made, order: Any) -> tuple[dict[str, Any], np.ndarray]:
+    """The arguments of the batch with its requests in this order, and its query tokens in theirs."""
+    arguments, indptr, pages = dict(made.arguments), made.qo_indptr, made.arguments["kv_indptr"]
+    tokens = np.concatenate([np.arange(indptr[r], indptr[r + 1]) for r in order])
+    arguments["q"] = arguments["q"][tokens]
+    arguments["qo_indptr"] = prefix_sums(np.diff(indptr)[order])
+    arguments["kv_indptr"] = prefix_sums(np.diff(pages)[order])
+    arguments["kv_indices"] = np.concatenate([arguments["kv_indices"][pages[r] : pages[r + 1]] for r in order])
+    arguments["kv_last_page_len"] = arguments["kv_last_page_len"][order]
+    return arguments, tokens

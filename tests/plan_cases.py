@@ -11,7 +11,8 @@ import numpy as np
 
 from decode_cases import Made
 from mla_rt.batch import Cache, make_cache
-from mla_rt.device import Buffer, Device, Stream
+from mla_rt.device import Device
+from mla_rt.resources import Buffer, Stream
 
 TABLE = ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
 

@@ -16,9 +16,10 @@ from decode_cases import Case, Made, make
 from mla_rt import decode, open_device, plan
 from mla_rt.arrays import DeviceArray, as_array
 from mla_rt.cache import PagedKVCache
-from mla_rt.device import Device, Stream
+from mla_rt.device import Device
 from mla_rt.errors import DeviceError, UnsupportedArch
 from mla_rt.plan import Plan
+from mla_rt.resources import Stream
 from plan_cases import Arrays, options_of, table_of
 from tolerance import assert_decoded
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from decode_cases import FORMATS, Case, make, prefix_sums, run
+from decode_cases import FORMATS, Case, make, permuted, prefix_sums, run
 from mla_rt.decode import decode, decode_batch
 from mla_rt.device import open_device
 from mla_rt.errors import DeviceError, UnsupportedArch
@@ -180,14 +180,7 @@ def test_the_same_call_gives_the_same_bits_in_any_order_of_waves(kv_format, emul
 def test_a_permuted_batch_gives_a_permuted_result(kv_format, emulator_device):
     made = make(MIXED.but(kv_format=kv_format))
     out, lse = run(made, emulator_device)
-    order = [3, 1, 4, 0, 2]
-    arguments, indptr, pages = dict(made.arguments), made.qo_indptr, made.arguments["kv_indptr"]
-    tokens = np.concatenate([np.arange(indptr[r], indptr[r + 1]) for r in order])
-    arguments["q"] = arguments["q"][tokens]
-    arguments["qo_indptr"] = prefix_sums(np.diff(indptr)[order])
-    arguments["kv_indptr"] = prefix_sums(np.diff(pages)[order])
-    arguments["kv_indices"] = np.concatenate([arguments["kv_indices"][pages[r] : pages[r + 1]] for r in order])
-    arguments["kv_last_page_len"] = arguments["kv_last_page_len"][order]
+    arguments, tokens = permuted(made, [3, 1, 4, 0, 2])
     assert_same_bits(decode(**arguments, device=emulator_device), (out[tokens], lse[tokens]))
 
 

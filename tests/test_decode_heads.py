@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decode_cases import FORMATS, Case, make, prefix_sums, run
+from decode_cases import FORMATS, Case, make, permuted, run
 from mla_rt.batch import make_batch
 from mla_rt.decode import decode, prepared_decode
 from mla_rt.device import open_device
@@ -33,18 +33,6 @@ def mixed(kv_format, num_heads):
     q_lens = Q_LENS if num_heads in (1, 12, 16) else Q_LENS[turn % 3 :: 3]
     kv_lens = (9, 140, 3, 65, 5, 33, 18, 8)[: len(q_lens)]
     return Case(kv_lens, q_lens, kv_format=kv_format, num_heads=num_heads, page_size=16, num_splits=1 + turn % 2, seed=num_heads)
-
-
-def permuted(made, order):
-    """The arguments of the batch with its requests in this order, and the query tokens in theirs."""
-    arguments, indptr, pages = dict(made.arguments), made.qo_indptr, made.arguments["kv_indptr"]
-    tokens = np.concatenate([np.arange(indptr[r], indptr[r + 1]) for r in order])
-    arguments["q"] = arguments["q"][tokens]
-    arguments["qo_indptr"] = prefix_sums(np.diff(indptr)[order])
-    arguments["kv_indptr"] = prefix_sums(np.diff(pages)[order])
-    arguments["kv_indices"] = np.concatenate([arguments["kv_indices"][pages[r] : pages[r + 1]] for r in order])
-    arguments["kv_last_page_len"] = arguments["kv_last_page_len"][order]
-    return arguments, tokens
 
 
 @pytest.mark.parametrize("num_heads", HEADS)

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from mla_rt import code_object
-from mla_rt.device import Buffer, Device, Module, open_device
+from mla_rt.device import Device, open_device
 from mla_rt.errors import DeviceError, UnsupportedArch
+from mla_rt.resources import Buffer, Module
 
 if TYPE_CHECKING:
     from shim.library import Shim

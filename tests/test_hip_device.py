@@ -12,9 +12,10 @@ import pytest
 from hip import hip
 
 from mla_rt import hip_device as hip_device_module
-from mla_rt.device import Device, Module, open_device
+from mla_rt.device import Device, open_device
 from mla_rt.errors import DeviceError, KernelFault
 from mla_rt.hip_device import HipDevice
+from mla_rt.resources import Module
 
 if TYPE_CHECKING:
     from shim.library import Shim

@@ -142,7 +142,7 @@ def interface(**changes):
         ({"strides": (26, 4)}, ValueError, r"strides of \(26, 4\) bytes, no whole numbers of elements of float32"),
         ({"typestr": ">f4"}, TypeError, "typestr '>f4'; one of numbers in this machine's byte order"),
         ({"typestr": "|O8"}, TypeError, "typestr '|O8'"),
-        ({"mask": interface()}, ValueError, "has a mask"),
+        ({"mask": "another array"}, ValueError, "has a mask"),
         ({"data": (0, False)}, ValueError, r"shape \[4, 6\] at address 0 cannot be"),
     ],
     ids=str,

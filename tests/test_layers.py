@@ -24,22 +24,23 @@ LAYERS = {
     "merge": {"errors"},
     "code_object": {"errors", "elf", "msgpack"},
     "emulator": {"errors"},
-    "device": {"errors", "code_object", "graph", "hip_device", "emulator_device"},
-    "graph": {"errors", "device"},
-    "hip_device": {"errors", "code_object", "device"},
-    "emulator_device": {"errors", "code_object", "device", "emulator"},
+    "resources": {"errors", "code_object", "device"},
+    "device": {"errors", "code_object", "resources", "graph", "hip_device", "emulator_device"},
+    "graph": {"errors", "device", "resources"},
+    "hip_device": {"errors", "code_object", "device", "resources"},
+    "emulator_device": {"errors", "code_object", "device", "resources", "emulator"},
     "arguments": {"errors"},
     "requests": {"errors", "arguments"},
     "batch": {"errors", "elements", "formats", "arguments", "requests"},
     "page_allocator": {"errors", "arguments", "requests"},
     "cache_layouts": {"errors", "elements", "formats", "batch"},
-    "cache": {"errors", "elements", "formats", "arguments", "arrays", "requests", "batch", "code_object", "device"},
-    "decode_kernel": {"errors", "device"},
+    "cache": {"errors", "elements", "formats", "arguments", "arrays", "requests", "batch", "device", "resources", "decode_kernel"},
+    "decode_kernel": {"errors", "device", "resources"},
     "dlpack": {"errors"},
-    "arrays": {"errors", "device", "dlpack"},
-    "operands": {"errors", "device", "arrays"},
-    "plan": {"errors", "arguments", "requests", "batch", "work_list", "device", "arrays", "decode_kernel", "operands"},
-    "decode": {"errors", "formats", "batch", "merge", "device", "plan"},
+    "arrays": {"errors", "device", "resources", "dlpack"},
+    "operands": {"errors", "device", "resources", "arrays"},
+    "plan": {"errors", "arguments", "requests", "batch", "work_list", "device", "resources", "arrays", "decode_kernel", "operands"},
+    "decode": {"errors", "formats", "batch", "merge", "device", "resources", "plan"},
 }
 # The command line stands on all of these, but reaches a backend through device.py only; nothing below knows of it.
 COMMAND = {"kernel_arguments", "accuracy", "occupancy", "output_file", "terminal", "batch_file", "check", "demo", "probe", "cli", "__main__"}
@@ -49,8 +50,10 @@ SPEED = {"speed_rates", "speed_model", "speed_report", "speed_timeline", "speed_
 LAYERS |= {unit: PUBLIC | SPEED - {unit} | {"occupancy", "emulator", "emulator_device"} for unit in SPEED}
 LAYERS |= {unit: PUBLIC | (COMMAND | {"__init__"}) - {unit, "__main__"} for unit in COMMAND} | {"__init__": PUBLIC}
 LAYERS["cli"] |= SPEED | {"emulator_device"}
-# device.py opens backends by name when asked to, and captures graphs, and not before; the commands that count load what that takes.
-LAZY = {("device", "hip_device"), ("device", "emulator_device"), ("device", "graph")} | {("cli", unit) for unit in SPEED | {"emulator_device"}}
+# device.py opens backends by name when asked to, and captures graphs, and not before; what it makes knows it by type only; the commands that
+# count load what that takes.
+LAZY = {("device", "hip_device"), ("device", "emulator_device"), ("device", "graph"), ("resources", "device")}
+LAZY |= {("cli", unit) for unit in SPEED | {"emulator_device"}}
 THIRD_PARTY = {"numpy", "ml_dtypes"}
 
 

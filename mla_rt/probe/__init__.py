@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..code_object import code_object_path
-from ..device import Device, Module
+from ..device import Device
+from ..resources import Module
 from .experiment import Experiment
 from .facts import FACTS, Fact
 

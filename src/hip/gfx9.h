@@ -138,11 +138,6 @@ template <int OFFSET = 0> DEVICE void dma_16_to_lds(const u8* source, LDS u8* ta
 DEVICE void dma_2_to_lds(const u8* source, LDS u8* target) {
     __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)source, (LDS void*)target, 2, 0, 0);
 }
-// `value`, for whose sake the load that it comes from stays before the next branch: the compiler would move it to where the value is first used.
-template <class T> DEVICE T loaded_here(T value) {
-    asm volatile("" : "+v"(value));
-    return value;
-}
 constexpr i32 RAW_BUFFER = 0x00027000;  // word 3 of a buffer resource: 32-bit data, no stride, no swizzle
 // Lane l's 16 bytes at `source` + `offset` (`offset` of each lane) go to `target` + 16 * l. Dwords that do not lie within the `num_bytes` at
 // `source` are not read: LDS gets 0. OFFSET counts on both sides.

@@ -96,13 +96,11 @@ DEVICE void kv_append(const Element* new_kv, const Slot* slot_mapping, u8* rows,
     if (token >= num_tokens) return;
     const Element* source = new_kv + token * new_kv_stride + first_column;
     const i64 slot = slot_mapping[token];
-    const bool inside = slot >= 0 && slot < num_slots;
+    if (slot < 0 || slot >= num_slots) return;
     if constexpr (sizeof(Element) * QK_COLUMNS == Format::ROW_BYTES) {  // bf16 as it is, NaNs too
-        const auto bits = loaded_here(*(const vec<u32, 4>*)source);
-        if (inside) *(vec<u32, 4>*)(rows + slot * Format::ROW_BYTES + first_column * i32(sizeof(Element))) = bits;
+        *(vec<u32, 4>*)(rows + slot * Format::ROW_BYTES + first_column * i32(sizeof(Element))) = *(const vec<u32, 4>*)source;
     } else {
-        const Values x = loaded_here(load_columns(source));
-        if (inside) store_columns(Format(), x, rows, scales, slot, first_column, kv_scale, scale_rounding);
+        store_columns(Format(), load_columns(source), rows, scales, slot, first_column, kv_scale, scale_rounding);
     }
 }
 

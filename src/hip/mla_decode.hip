@@ -43,9 +43,7 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
     const i32 thread = thread_idx(), wave = wave_idx(), lane = thread % LANES, row = lane % 16, group = lane / 16;
 
     const i32* item = work + i64(workgroup_idx()) * WORK_WORDS;
-    const i32 request = item[0], row_begin = item[1];
-    if (request < 0) return;  // no work
-    const i32 merge_idx = item[4], first_partial = item[5], split = item[6], num_splits = item[7];
+    const i32 request = item[0], row_begin = item[1], merge_idx = item[4], first_partial = item[5], split = item[6], num_splits = item[7];
     const i32 q_begin = qo_indptr[request], q_len = qo_indptr[request + 1] - q_begin;
     const i32 page_begin = kv_indptr[request], num_pages = kv_indptr[request + 1] - page_begin;
     const i32 kv_len = num_pages == 0 ? 0 : ((num_pages - 1) << page_size_log2) + kv_last_page_len[request];
@@ -152,7 +150,7 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
                              const i32* __restrict__ kv_indptr,        /* [batch + 1], in pages */                                                 \
                              const i32* __restrict__ kv_indices,       /* [kv_indptr[batch]] physical pages */                                     \
                              const i32* __restrict__ kv_last_page_len, /* [batch], 1 .. page_size */                                               \
-                             const i32* __restrict__ work,             /* [num_work, 8]: see work_list.py */                                         \
+                             const i32* __restrict__ work,             /* [num_work, 8]: see work_list.py */                                       \
                              bf16* __restrict__ out,                   /* [total_q, num_heads, 512] */                                             \
                              f32* __restrict__ lse,                    /* [total_q, num_heads], natural log */                                     \
                              f32* partial_out,                         /* [num_partials, 16, 512]; null if nothing is split */                     \

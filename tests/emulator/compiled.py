@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from build_kernels import compile_with_ziglang
-from mla_rt.device import Module, open_device
+from mla_rt.device import open_device
+from mla_rt.resources import Module
 
 FOLDER = Path(__file__).parent.parent / "kernels"
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from build_kernels import compile_with_ziglang
-from mla_rt.device import Buffer, Device, Module, open_device
+from mla_rt.device import Device, open_device
 from mla_rt.errors import KernelFault
+from mla_rt.resources import Buffer, Module
 
 FAULTY = Path(__file__).parents[1] / "faulty"
 THREADS = 256

@@ -11,9 +11,9 @@ import pytest
 from asm import instructions_of
 from compiled import compiled_module
 
-from mla_rt.device import Module
 from mla_rt.emulator.convert import VOP1_CONVERT, VOP3_CONVERT
 from mla_rt.emulator.vector_float import FLOAT_VOP1, FLOAT_VOP3
+from mla_rt.resources import Module
 
 LANES = 64
 BF16 = ml_dtypes.bfloat16

@@ -19,11 +19,11 @@ import ml_dtypes
 import numpy as np
 
 from mla_rt.code_object import Argument
-from mla_rt.device import Buffer
 from mla_rt.emulator.counters import Counters, LaunchCounts
 from mla_rt.emulator.machine import LaunchReport
 from mla_rt.emulator_device import EmulatorDevice
 from mla_rt.reference import mla_decode
+from mla_rt.resources import Buffer
 
 FP8, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
 WIDTH, V_WIDTH = 576, 512
