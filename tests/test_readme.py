@@ -25,8 +25,8 @@ def run(arguments: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_python_example(tmp_path):
-    [example] = [text for language, text in BLOCKS if language == "python"]
+@pytest.mark.parametrize("example", [text for language, text in BLOCKS if language == "python"], ids=["decode", "serving"])
+def test_python_example(example, tmp_path):
     printed = run(["-c", example], tmp_path)
     promised = re.search(r"print\(.*# (.*)", example)
     assert promised and printed.strip() == promised[1]
