@@ -82,12 +82,9 @@ class HipDevice(Device):
         except ValueError as unknown:  # an error code of a runtime newer than hip-python's list of them
             raise DeviceError(f"{name}: {unknown}") from None
         if error != hip.hipError_t.hipSuccess:
-            raise self._error(name, error)
+            text = _text(hip.hipGetErrorString(error)[1])
+            raise DeviceError(f"{name}: {error.name} ({int(error)}): {text}")
         return tuple(results)
-
-    def _error(self, name: str, error: Any) -> DeviceError:
-        text = _text(self._hip.hipGetErrorString(error)[1])
-        return DeviceError(f"{name}: {error.name} ({int(error)}): {text}")
 
     def _properties(self) -> Any:
         try:
@@ -162,12 +159,7 @@ class HipDevice(Device):
         self, function: Any, grid: tuple[int, int, int], block_size: int, dynamic_lds_bytes: int, stream: _Stream | None, arguments: ctypes.Structure
     ) -> None:
         # As the only entry of `extra`, hip-python passes the structure's bytes as they are; its packing of separate values cannot be relied on.
-        # Not by way of _call: this is called for each layer and token.
-        (error,) = self._hip.hipModuleLaunchKernel(
-            function, *grid, block_size, 1, 1, dynamic_lds_bytes, None if stream is None else stream.handle, None, (arguments,)
-        )
-        if error:
-            raise self._error("hipModuleLaunchKernel", error)
+        self._call("hipModuleLaunchKernel", function, *grid, block_size, 1, 1, dynamic_lds_bytes, _handle(stream), None, (arguments,))
 
     def _create_stream(self) -> _Stream:
         # A stream that is ordered with the default stream, as `device` promises.
