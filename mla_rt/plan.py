@@ -196,7 +196,7 @@ class Plan:
                 spans = {"out": (out_begin, out_end), "lse": (lse_begin, lse_end), "q": (q_begin, q_end), "cache.rows": (rows_begin, rows_end)}
                 raise overlap(spans | {"cache.scales": (scales_begin, scales_end)}, written=("out", "lse"))
             launch = self._launch
-            if kv_scale != self._kv_scale:
+            if type(kv_scale) is not np.float32 or kv_scale != self._kv_scale:  # others numpy would compare by rounding them, with a warning
                 self._kv_scale = self._check_kv_scale(kv_scale)
                 if launch is not None:
                     launch.set_value("kv_scale", self._kv_scale)

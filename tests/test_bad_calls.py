@@ -244,6 +244,7 @@ BAD = {
     "scales too small": (lambda s: s.with_cache(scales=s.arrays.lse), ValueError, "cache.scales has 24 bytes; 432 are needed for its pages"),
     "kv_scale NaN": (lambda s: s.with_cache(kv_scale=NAN), ValueError, "cache.kv_scale is nan; a positive number within float32"),
     "negative kv_scale": (lambda s: s.with_cache(kv_scale=-1.0), ValueError, "cache.kv_scale is -1.0; a positive number within float32"),
+    "kv_scale beyond float32": (lambda s: s.with_cache(kv_scale=1e300), ValueError, r"cache.kv_scale is 1e\+300; a positive number within float32"),
     "kv_scale of mxfp4": (lambda s: s.with_cache(kv_scale=2), ValueError, "cache.kv_scale is 2; a cache of mxfp4 has none, which is 1"),
     "kv_scale as text": (lambda s: s.with_cache(kv_scale="1"), TypeError, "cache.kv_scale is '1'; a number is needed"),
     "out in the cache": (lambda s: s.run(out=s.arrays.cache.rows), ValueError, "out has 6912 bytes"),
