@@ -86,6 +86,8 @@ class DeviceArray:
                 f"__cuda_array_interface__ cannot carry {self.dtype}; its bits can: as_array(…, dtype='uint{8 * self.dtype.itemsize}')"
             )
         self.require_open()
+        if self.device._capture is None:
+            self.device.precede(0)
         strides = None if self.is_packed else tuple(stride * self.dtype.itemsize for stride in self.strides)
         data = (self.address, self.readonly)
         return {"shape": self.shape, "typestr": self.dtype.str, "data": data, "strides": strides, "version": 3, "stream": _LEGACY_STREAM}
@@ -125,7 +127,7 @@ class DeviceArray:
         if isinstance(self.owner, Buffer):
             self.owner.handle  # noqa: B018 - raises
         elif self.device.closed:
-            raise DeviceError("DeviceArray used after its device was closed")
+            raise DeviceError(f"DeviceArray used after its device was {self.device._ended}")
 
     def __repr__(self) -> str:
         return f"<DeviceArray {list(self.shape)} {self.dtype}{'' if self.is_packed else f', strides {list(self.strides)}'} on {self.device!r}>"
@@ -247,7 +249,7 @@ def _foreign(
 
 def _is_captured(device: Device, stream: Stream | None) -> bool:
     """What a graph uses cannot be waited for while it is captured: its user orders its launches."""
-    return device._capture is not None and device._capture[0] is stream
+    return device._capture is not None and device._captures(stream)
 
 
 def _require_within(device: Device, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> None:

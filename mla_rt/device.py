@@ -4,13 +4,19 @@ Every check lives here and in resources.py, once. A backend (`hip_device`, `emul
 operations on raw addresses and handles, so that a mistake in an argument is found alike on a GPU and on the emulator.
 
 Order. Work on one stream runs in the order given. A call without `stream` uses the device's default stream, which waits for all work given
-before on any stream and holds back all work given later. Two other streams are ordered only by events.
+before on any stream of ours and holds back all work given later. Two other streams are ordered only by events.
+
+Threads. A device and what it made may be used from several threads: each call is whole, and work on one stream runs in the order in which the calls
+were made. A PreparedLaunch is for one thread at a time, and so is closing.
 """
 
 from __future__ import annotations
 
 import numbers
 import operator
+import os
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +28,13 @@ from numpy.typing import NDArray
 
 from .code_object import CodeObject, KernelInfo, code_object_path, pack_arguments, packaged_archs
 from .errors import DeviceError, UnsupportedArch
-from .resources import Buffer, Event, Kernel, Module, PreparedLaunch, Resource, Stream, require_ndarray, require_same_device
+from .resources import Buffer, Event, ForeignStream, Kernel, Module, PreparedLaunch, Resource, Stream, require_ndarray, require_same_device
 
 if TYPE_CHECKING:
     from .graph import Graph
 
 Grid = int | tuple[int, ...]
+_DEFAULT_STREAMS = (0, 1)  # HIP's number, and that of __cuda_stream__ and __cuda_array_interface__
 MAX_WORK_ITEMS = 1 << 32  # HIP takes fewer than this many work-items in each dimension of a grid
 
 
@@ -45,10 +52,13 @@ class Device(ABC):
         self.num_compute_units, self.max_lds_bytes = num_compute_units, max_lds_bytes
         self.reason = "asked for"
         self.closed = False
+        self._ended = "closed"  # what was done to it, for messages, once `closed` is set
+        self._closing = threading.Lock()
         # Every open resource: they live as long as the device, and the device releases at its end what its user did not.
         self._resources: dict[int, Resource] = {}
         self._packaged: dict[str, Module] = {}
         self._capture: tuple[Stream, Graph] | None = None
+        _at_fork.opened(self)
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of `nbytes` bytes (0 is allowed), 256-byte aligned, with undefined contents. DeviceError if there is no room."""
@@ -93,6 +103,21 @@ class Device(ABC):
         """A new stream."""
         self._require_open()
         return Stream(self, self._create_stream())
+
+    def stream_at(self, stream: Any) -> Stream:
+        """Another library's stream as one of ours: to be given wherever a Stream can, to be waited for, captured, and ordered by events.
+
+        stream  the address of its hipStream_t, or an object with `__cuda_stream__`; None, 0 and 1 name the default stream
+
+        It stays the other library's: closing the Stream or the device does not destroy it, and until then it has to be there. If it was made as
+        non-blocking, calls on the default stream, those without `stream`, are not ordered with it.
+
+        TypeError for another type. ValueError for what is no address; for 2, the default stream of each thread, which would be another one in every
+        thread; and on the emulator, where no other library has streams, for all but the default stream.
+        """
+        self._require_open()
+        address = _address_of(stream)
+        return ForeignStream(self, None if address in _DEFAULT_STREAMS else self._foreign_stream(address))
 
     def event(self) -> Event:
         """A new event."""
@@ -164,18 +189,24 @@ class Device(ABC):
         self._synchronize()
 
     def close(self) -> None:
-        """Release everything that is still open on the device, then the device. Closing again does nothing. DeviceError if work failed."""
-        if self.closed:
+        """Release everything that is still open on the device, then the device. Closing again does nothing. DeviceError if work failed.
+
+        No other thread may be in a call of the device by then.
+        """
+        if self.closed:  # asked without the lock too: in a forked child its holder may be gone
             return
-        errors = []
-        # Graphs first: they hold the others.
-        for resource in sorted(self._resources.values(), key=lambda resource: type(resource).__name__ != "Graph"):
-            try:
-                resource.close()
-            except DeviceError as error:  # the rest has to be released all the same
-                errors.append(error)
-        self.closed = True
-        self._close()
+        with self._closing:
+            if self.closed:
+                return
+            errors = []
+            # Graphs first: they hold the others.
+            for resource in sorted(self._resources.values(), key=lambda resource: type(resource).__name__ != "Graph"):
+                try:
+                    resource.close()
+                except DeviceError as error:  # the rest has to be released all the same
+                    errors.append(error)
+            self.closed = True
+            self._close()
         if errors:
             raise errors[0]
 
@@ -194,14 +225,18 @@ class Device(ABC):
 
     def _captured(self, stream: Stream | None, *uses: Any) -> None:
         """Work is given to the stream during a capture: its graph keeps what the work uses, if it is its stream."""
-        if stream is None:
+        if stream is None or stream.handle is None:
             self._require_no_capture("work on the default stream")
-        elif self._capture is not None and self._capture[0] is stream:
+        elif self._capture is not None and self._captures(stream):
             self._capture[1].keep(*uses)
+
+    def _captures(self, stream: Stream | None) -> bool:
+        """Whether it is the stream of the capture that is under way. Two Streams that were made of one foreign stream have one handle."""
+        return self._capture is not None and stream is not None and self._capture[0]._handle is stream._handle
 
     def _require_open(self) -> None:
         if self.closed:
-            raise DeviceError("device used after it was closed")
+            raise DeviceError(f"device used after it was {self._ended}")
 
     def _stream_handle(self, stream: Stream | None) -> Any:
         self._require_open()
@@ -239,6 +274,14 @@ class Device(ABC):
     def _create_stream(self) -> Any: ...
     @abstractmethod
     def _destroy_stream(self, stream: Any) -> None: ...
+    @abstractmethod
+    def _foreign_stream(self, address: int) -> Any:
+        """The handle of another library's stream: one for one address, whoever made it. ValueError if there are none."""
+
+    @abstractmethod
+    def _release_foreign_stream(self, stream: Any) -> None:
+        """Once for each `_foreign_stream`."""
+
     @abstractmethod
     def _synchronize_stream(self, stream: Any) -> None: ...
     @abstractmethod
@@ -285,6 +328,12 @@ def open_device(
     timing: when loads complete: at issue ("earliest"), at the wait that covers them ("latest"), or in between as on a GPU ("hardware").
     checks: "strict": what hardware does not promise is a KernelFault too, such as a race or a missing wait.
 
+    Forks. A device belongs to the process that opened it. In a forked child it counts as closed, for good, and what the parent has on it is left
+    alone; the child may open devices of its own. But HIP does not survive a fork: in the child of a process that has opened a GPU, even if it has
+    closed it again, "hip" and "auto" raise DeviceError. Processes started by "spawn" open what they like.
+
+    The interpreter's exit waits for nothing: work that is still queued then may or may not run. Close the device, or synchronize, to have it done.
+
     DeviceError if "hip" cannot be opened, with what to install; UnsupportedArch if the device is not of `arch`; ValueError for another kind, timing
     or checks, a negative seed, and for an option of the emulator with another kind; TypeError for a kind, arch or seed of another type.
     """
@@ -298,6 +347,7 @@ def open_device(
         _check_seed(seed)
     if kind == "emulator":
         return _open_emulator(arch, seed, timing, checks)
+    _at_fork.require_no_lost_hip()
     for name, value, plain in (("seed", seed, None), ("timing", timing, "earliest"), ("checks", checks, "off")):
         if value != plain:
             raise ValueError(f"{name} is an option of the emulator: open_device('emulator', {name}=…)")
@@ -319,11 +369,57 @@ def open_device(
     return emulator
 
 
+def _address_of(stream: Any) -> int:
+    """Of another library's stream, as `Device.stream_at` takes it."""
+    if hasattr(stream, "__cuda_stream__"):
+        version, stream = stream.__cuda_stream__()
+        if version != 0:
+            raise ValueError(f"__cuda_stream__ is of version {version}; 0 is understood")
+    if stream is None:
+        return 0
+    if isinstance(stream, bool) or not isinstance(stream, numbers.Integral):
+        raise TypeError(f"stream is {stream!r}; an address (an int), an object with __cuda_stream__ or None is needed")
+    address = int(stream)
+    if address == 2:
+        raise ValueError("stream is 2, the default stream of each thread, which would be another one in every thread: give a stream's address")
+    if not 0 <= address < 1 << 64:
+        raise ValueError(f"stream is {address}, which is no address: 0 to 2**64 - 1")
+    return address
+
+
 def _check_seed(seed: Any) -> None:
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
         raise TypeError(f"seed is {seed!r}; an integer is needed, or None")
     if seed < 0:
         raise ValueError(f"seed is {seed}; 0 or more is needed")
+
+
+class _AtFork:
+    """What a forked child must not touch: the devices that its parent had opened, and HIP if one of them was a GPU."""
+
+    def __init__(self) -> None:
+        self._devices: weakref.WeakSet[Device] = weakref.WeakSet()
+        self._hip_in_use = self._hip_lost = False
+
+    def opened(self, device: Device) -> None:
+        self._devices.add(device)
+        self._hip_in_use |= device.kind == "hip"
+
+    def in_child(self) -> None:
+        self._hip_lost |= self._hip_in_use
+        for device in self._devices:
+            if not device.closed:
+                device.closed, device._ended = True, "left to the parent process by a fork; open another one here"
+
+    def require_no_lost_hip(self) -> None:
+        if self._hip_lost:
+            brief = "HIP was in use when this process was forked"
+            raise DeviceError(f"{brief}, which it does not survive: open GPUs in the child alone, or start it by 'spawn'", brief=brief)
+
+
+_at_fork = _AtFork()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_at_fork.in_child)
 
 
 # A backend is imported only when it is opened: importing this package must work, and be quick, where there is no ROCm.

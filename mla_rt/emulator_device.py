@@ -1,11 +1,13 @@
 """The Device protocol over the emulator: the same code objects, run instruction by instruction on the CPU.
 
-Everything happens at once: a copy, fill or launch is done when the call returns, which is one of the orders that streams allow.
+Everything happens at once: a copy, fill or launch is done when the call returns, which is one of the orders that streams allow. So calls of other
+threads wait meanwhile.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -75,51 +77,59 @@ class EmulatorDevice(Device):
         self.observe: Callable[[Dispatch], Sequence[Observer]] | None = None
         self.reports: deque[LaunchReport] = deque(maxlen=NUM_REPORTS)
         self.memory = Memory()
+        self._lock = threading.RLock()  # around all that touches `memory`, which is for one thread at a time
         self._recorded_stream: object = None
         self._recorded: list[Callable[[], None]] = []
 
     def holds(self, address: int, nbytes: int) -> bool:
-        return self.memory.holds(address, nbytes)
+        with self._lock:
+            return self.memory.holds(address, nbytes)
 
     def _allocate(self, nbytes: int, name: str = "") -> int:
-        if self.checks == "strict" and self.memory.undefined is None:
-            self.memory.undefined = UndefinedMemory()
-        try:
-            return self.memory.allocate(nbytes, name)
-        except MemoryError as error:
-            raise DeviceError(f"allocate({nbytes}): {error}") from None
+        with self._lock:
+            if self.checks == "strict" and self.memory.undefined is None:
+                self.memory.undefined = UndefinedMemory()
+            try:
+                return self.memory.allocate(nbytes, name)
+            except MemoryError as error:
+                raise DeviceError(f"allocate({nbytes}): {error}") from None
 
     def _free(self, address: int) -> None:
-        self.memory.free(address)
+        with self._lock:
+            self.memory.free(address)
 
     def _upload(self, address: int, array: NDArray[Any], stream: None) -> None:
-        self.memory.bytes_at(address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
-        self.memory.define(address, array.nbytes)
+        with self._lock:
+            self.memory.bytes_at(address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+            self.memory.define(address, array.nbytes)
 
     def _download(self, array: NDArray[Any], address: int, stream: None) -> None:
-        array.reshape(-1).view(np.uint8)[:] = self.memory.bytes_at(address, array.nbytes)
+        with self._lock:
+            array.reshape(-1).view(np.uint8)[:] = self.memory.bytes_at(address, array.nbytes)
 
     def _fill(self, address: int, byte: int, nbytes: int, stream: object) -> None:
         if stream is not None and stream is self._recorded_stream:
             self._recorded.append(lambda: self._fill(address, byte, nbytes, None))
             return
-        self.memory.bytes_at(address, nbytes)[:] = byte
-        self.memory.define(address, nbytes)
+        with self._lock:
+            self.memory.bytes_at(address, nbytes)[:] = byte
+            self.memory.define(address, nbytes)
 
     def _load(self, code_object: CodeObject) -> _Image:
         end = max(segment.vaddr + segment.memsz for segment in code_object.segments)
-        base = self._allocate(end, "code object")
-        for segment in code_object.segments:
-            loaded = self.memory.bytes_at(base + segment.vaddr, segment.memsz)
-            loaded[: len(segment.data)] = np.frombuffer(segment.data, np.uint8)
-            loaded[len(segment.data) :] = 0
-        self.memory.define(base, end)
-        for vaddr, addend in code_object.relocations:
-            self.memory.bytes_at(base + vaddr, 8).view(np.uint64)[0] = base + addend
+        with self._lock:
+            base = self._allocate(end, "code object")
+            for segment in code_object.segments:
+                loaded = self.memory.bytes_at(base + segment.vaddr, segment.memsz)
+                loaded[: len(segment.data)] = np.frombuffer(segment.data, np.uint8)
+                loaded[len(segment.data) :] = 0
+            self.memory.define(base, end)
+            for vaddr, addend in code_object.relocations:
+                self.memory.bytes_at(base + vaddr, 8).view(np.uint64)[0] = base + addend
         return _Image(base, {name: (info, Descriptor.parse(info.descriptor)) for name, info in code_object.kernels.items()})
 
     def _unload(self, module: _Image) -> None:
-        self.memory.free(module.base)
+        self._free(module.base)
 
     def _function(self, module: _Image, name: str) -> _Function:
         return _Function(module, *module.kernels[name])
@@ -140,6 +150,12 @@ class EmulatorDevice(Device):
         self._run(kernel._function, grid, block, dynamic_lds_bytes, bytes(pack_arguments(kernel.info, arguments)))
 
     def _run(self, function: _Function, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_lds_bytes: int, arguments: bytes) -> None:
+        with self._lock:
+            self._run_alone(function, grid, block, dynamic_lds_bytes, arguments)
+
+    def _run_alone(
+        self, function: _Function, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_lds_bytes: int, arguments: bytes
+    ) -> None:
         if self.checks != "strict":
             self.memory.undefined = None  # nobody would say what this launch stores
         kernarg = np.frombuffer(arguments, np.uint8)
@@ -177,6 +193,12 @@ class EmulatorDevice(Device):
         return object()
 
     def _destroy_stream(self, stream: object) -> None:
+        pass
+
+    def _foreign_stream(self, address: int) -> object:
+        raise ValueError(f"stream is {address:#x}; on the emulator there are no streams of other libraries, only the default one: None, 0 or 1")
+
+    def _release_foreign_stream(self, stream: object) -> None:
         pass
 
     def _synchronize_stream(self, stream: object) -> None:
@@ -218,4 +240,5 @@ class EmulatorDevice(Device):
         pass
 
     def _close(self) -> None:
-        self.memory.close()
+        with self._lock:
+            self.memory.close()

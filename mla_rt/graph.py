@@ -55,6 +55,8 @@ def capture(device: Device, stream: Stream) -> Iterator[Graph]:
     if not isinstance(stream, Stream):
         raise TypeError(f"capture on a {type(stream).__name__}; a Stream is needed (the default stream cannot be captured)")
     handle = device._stream_handle(stream)
+    if handle is None:
+        raise ValueError("capture on the default stream, which cannot be captured")
     if device._capture is not None:
         raise DeviceError("a capture is under way on this device; end it before the next begins")
     graph = Graph(device)

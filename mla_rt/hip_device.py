@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -25,11 +26,16 @@ _RUNTIME = "libamdhip64.so"
 STAGING_LIMIT = 64 << 20
 
 
-@dataclass
+@dataclass(eq=False)
 class _Stream:
-    """A HIP stream and the pinned blocks (address, bytes) that its queued copies read; they are free for others once it was waited for."""
+    """A HIP stream and the pinned blocks (address, bytes) that its queued copies read; they are free for others once it was waited for.
+
+    is_ours: whether it is ours to destroy; num_foreign: how many ForeignStreams are of it.
+    """
 
     handle: Any
+    is_ours: bool = True
+    num_foreign: int = 0
     staging: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -54,6 +60,7 @@ class HipDevice(Device):
             num_compute_units=self._call("hipDeviceGetAttribute", attribute.hipDeviceAttributeMultiprocessorCount, 0)[0],
             max_lds_bytes=self._call("hipDeviceGetAttribute", attribute.hipDeviceAttributeMaxSharedMemoryPerBlock, 0)[0],
         )
+        self._lock = threading.Lock()  # of the two lists, where they are searched
         self._free_staging: list[tuple[int, int]] = []
         self._streams: list[_Stream] = []
 
@@ -102,7 +109,12 @@ class HipDevice(Device):
         self._order("work behind another library's stream", stream_address, self.stream_address(stream))
 
     def precede(self, stream_address: int) -> None:
-        self._order("work of another library behind this device's", 0, stream_address)  # the default stream is behind all others
+        what = "work of another library behind this device's"
+        if stream_address:
+            self._order(what, 0, stream_address)  # the default stream is behind all of ours
+        for stream in list(self._streams):
+            if stream.num_foreign and int(stream.handle) != stream_address:  # it may be non-blocking: apart from the default stream
+                self._order(what, int(stream.handle), stream_address)
 
     def _order(self, what: str, first: int, second: int) -> None:
         self._require_open()
@@ -130,9 +142,13 @@ class HipDevice(Device):
         if stream.staging_bytes + nbytes > STAGING_LIMIT:
             self._synchronize_stream(stream)
         block = self._take_staging(nbytes)
-        stream.staging.append(block)
         ctypes.memmove(block[0], source, nbytes)
-        self._call("hipMemcpyAsync", address, block[0], nbytes, to_device, stream.handle)
+        try:
+            self._call("hipMemcpyAsync", address, block[0], nbytes, to_device, stream.handle)
+        except DeviceError:  # it was not queued
+            self._free_staging.append(block)
+            raise
+        stream.staging.append(block)  # not before: another thread that waits for the stream would take it for free
 
     def _download(self, array: NDArray[Any], address: int, stream: _Stream | None) -> None:
         to_host = self._hip.hipMemcpyKind.hipMemcpyDeviceToHost
@@ -172,9 +188,26 @@ class HipDevice(Device):
         self._streams.remove(stream)
         self._call("hipStreamDestroy", stream.handle)
 
-    def _synchronize_stream(self, stream: _Stream) -> None:
-        self._call("hipStreamSynchronize", stream.handle)
-        self._reclaim(stream)
+    def _foreign_stream(self, address: int) -> _Stream:
+        with self._lock:
+            stream = next((stream for stream in self._streams if int(stream.handle) == address), None)
+            if stream is None:
+                stream = _Stream(address, is_ours=False)
+                self._streams.append(stream)
+            stream.num_foreign += 1
+            return stream
+
+    def _release_foreign_stream(self, stream: _Stream) -> None:
+        with self._lock:
+            stream.num_foreign -= 1
+            if stream.num_foreign or stream.is_ours:
+                return
+            self._streams.remove(stream)
+        if stream.staging:  # its owner may have destroyed it by now: the device is waited for in its place
+            self._wait("hipDeviceSynchronize", streams=[stream])
+
+    def _synchronize_stream(self, stream: _Stream | None) -> None:
+        self._wait("hipStreamSynchronize", _handle(stream), streams=[] if stream is None else [stream])
 
     def _create_event(self) -> Any:
         return self._call("hipEventCreate")[0]
@@ -185,8 +218,8 @@ class HipDevice(Device):
     def _record_event(self, event: Any, stream: _Stream | None) -> None:
         self._call("hipEventRecord", event, _handle(stream))
 
-    def _wait_event(self, stream: _Stream, event: Any) -> None:
-        self._call("hipStreamWaitEvent", stream.handle, event, 0)
+    def _wait_event(self, stream: _Stream | None, event: Any) -> None:
+        self._call("hipStreamWaitEvent", _handle(stream), event, 0)
 
     def _synchronize_event(self, event: Any) -> None:
         self._call("hipEventSynchronize", event)
@@ -212,9 +245,7 @@ class HipDevice(Device):
         return float(self._call("hipEventElapsedTime", start, end)[0])
 
     def _synchronize(self) -> None:
-        self._call("hipDeviceSynchronize")
-        for stream in self._streams:
-            self._reclaim(stream)
+        self._wait("hipDeviceSynchronize", streams=list(self._streams))
 
     def _close(self) -> None:
         for address, _ in self._free_staging:
@@ -223,16 +254,28 @@ class HipDevice(Device):
 
     def _take_staging(self, nbytes: int) -> tuple[int, int]:
         """A pinned block of at least `nbytes`: the smallest free one that fits without wasting more than half, or a new one."""
-        fitting = [block for block in self._free_staging if nbytes <= block[1] <= 2 * nbytes]
-        if fitting:
-            block = min(fitting, key=lambda block: block[1])
-            self._free_staging.remove(block)
-            return block
+        with self._lock:
+            fitting = [block for block in self._free_staging if nbytes <= block[1] <= 2 * nbytes]
+            if fitting:
+                block = min(fitting, key=lambda block: block[1])
+                self._free_staging.remove(block)
+                return block
         return int(self._call("hipHostMalloc", nbytes, self._hip.hipHostMallocDefault)[0]), nbytes
 
-    def _reclaim(self, stream: _Stream) -> None:
-        self._free_staging += stream.staging
-        stream.staging.clear()
+    def _wait(self, name: str, *args: Any, streams: list[_Stream]) -> None:
+        """Call the HIP function, which waits for these streams: the blocks of what they have copied by now are free after it."""
+        taken = []
+        for stream in streams:
+            taken.append((stream, stream.staging))
+            stream.staging = []
+        try:
+            self._call(name, *args)
+        except BaseException:
+            for stream, blocks in taken:
+                stream.staging += blocks
+            raise
+        for _, blocks in taken:
+            self._free_staging += blocks
 
 
 def _handle(stream: _Stream | None) -> Any:

@@ -170,8 +170,10 @@ class Plan:
         `decode` promises. A query that sees no token has out 0, lse -inf.
 
         Raises, before anything is launched, TypeError or ValueError for what does not fit the plan, DeviceError for what was closed or if HIP refuses
-        the launch. On the emulator a KernelFault of the launch is raised here; the plan stays usable.
+        the launch. On the emulator a KernelFault of the launch is raised here; the plan stays usable, as after a KeyboardInterrupt.
         """
+        if self.device.closed:  # before the lock: in a forked child, it may be held by a thread that is gone
+            self._require_open()
         with self._lock:
             if not (self._open and self._usable) or self.device.closed:
                 self._require_usable()
@@ -197,9 +199,10 @@ class Plan:
                 raise overlap(spans | {"cache.scales": (scales_begin, scales_end)}, written=("out", "lse"))
             launch = self._launch
             if type(kv_scale) is not np.float32 or kv_scale != self._kv_scale:  # others numpy would compare by rounding them, with a warning
-                self._kv_scale = self._check_kv_scale(kv_scale)
+                checked = self._check_kv_scale(kv_scale)
                 if launch is not None:
-                    launch.set_value("kv_scale", self._kv_scale)
+                    launch.set_value("kv_scale", checked)
+                self._kv_scale = checked  # last: after an interrupt it is still what the launch holds, or is set again
             if launch is None:  # no query tokens: a grid of no workgroups is an error in HIP
                 return
             launch.set_address("q", q_begin)
@@ -217,8 +220,8 @@ class Plan:
             except DeviceError:  # it was not queued
                 raise
             except BaseException:
-                # The emulator stopped midway: workgroups that did not run left the counters of their row tiles where they were.
-                self._buffers["arrivals"].fill(0)
+                # The emulator stopped midway, by a fault or Ctrl-C: workgroups that did not run left the counters of their row tiles as they were.
+                self._buffers["arrivals"].fill(0, stream)
                 raise
 
     def update(self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any = None, kv_last_page_len: Any = None, *, stream: Stream | None = None) -> None:
@@ -234,11 +237,13 @@ class Plan:
         stream  on which the arrays are copied to the device, behind what was given to it before; None: copied when this returns, behind everything.
                 Runs and graphs that are to use the new lengths must be ordered behind it, those of the old lengths before.
 
-        If it raises TypeError or ValueError the plan is as before; after a DeviceError it has to be updated again before it can be run.
+        If it raises TypeError or ValueError the plan is as before; after a DeviceError or KeyboardInterrupt it may have to be updated again before it
+        is run, which a run then says.
         """
         requests = make_requests(qo_indptr, kv_indptr, kv_indices, kv_last_page_len, page_size=self.page_size)
         if stream is not None and not isinstance(stream, Stream):
             raise TypeError(f"stream is a {type(stream).__name__}; a Stream of the plan's device is needed, or None")
+        self._require_open()  # before the lock too, as in `run`
         with self._lock:
             self._require_open()
             if self.max_kv_len is None:
@@ -250,6 +255,8 @@ class Plan:
 
     def close(self) -> None:
         """Free what the plan owns, behind all work given before. Closing again does nothing. DeviceError while a graph uses it."""
+        if self.device.closed:  # in a forked child, the lock may be held by a thread that is gone
+            return
         with self._lock:
             if self._open and not self.device.closed:
                 self._require_in_no_graph("closed")
@@ -268,7 +275,7 @@ class Plan:
 
     def _require_open(self) -> None:
         if self.device.closed:
-            raise DeviceError("Plan used after its device was closed")
+            raise DeviceError(f"Plan used after its device was {self.device._ended}")
         if not self._open:
             raise DeviceError("Plan used after it was closed")
 
@@ -405,11 +412,13 @@ class Plan:
                     grown[name] = undo.enter_context(self.device.allocate(nbytes if before is None else nbytes + nbytes // 4))
             if "arrivals" in grown:
                 grown["arrivals"].fill(0, stream)
-            for name in grown:
-                if name in self._buffers:
-                    self._buffers[name].free()
+            self._usable = False
             undo.pop_all()
+        # The new ones take their places first: an interrupt may cost memory, but never leaves a freed one behind.
+        outgrown = [self._buffers[name] for name in grown if name in self._buffers]
         self._buffers |= grown
+        for buffer in outgrown:
+            buffer.free()
 
     def _prepare(self) -> PreparedLaunch | None:
         """The launch, but for the arrays of a run; None if there are no query tokens."""

@@ -38,7 +38,7 @@ class Resource(ABC):
     @property
     def handle(self) -> Any:
         if self.device.closed:
-            raise DeviceError(f"{type(self).__name__} used after its device was closed")
+            raise DeviceError(f"{type(self).__name__} used after its device was {self.device._ended}")
         if not self._open:
             raise DeviceError(f"{type(self).__name__} used after it was closed")
         return self._handle
@@ -49,8 +49,9 @@ class Resource(ABC):
             self.device._require_no_capture("close")
             if self._num_graphs:
                 raise DeviceError(f"{type(self).__name__} closed while a graph uses it; close the graph first")
+            if self.device._resources.pop(id(self), None) is None:  # another thread closes it
+                return
             self._open = False
-            del self.device._resources[id(self)]
             self._release()
 
     @abstractmethod
@@ -145,6 +146,14 @@ class Stream(Resource):
 
     def _release(self) -> None:
         self.device._destroy_stream(self._handle)
+
+
+class ForeignStream(Stream):
+    """Another library's stream (`Device.stream_at`), which is never destroyed here. Its handle is None if it is the default stream."""
+
+    def _release(self) -> None:
+        if self._handle is not None:
+            self.device._release_foreign_stream(self._handle)
 
 
 class Event(Resource):
@@ -251,5 +260,7 @@ def require_ndarray(array: Any) -> None:
 
 
 def require_same_device(device: Device, resource: Resource) -> None:
+    if not isinstance(resource, Resource):
+        raise TypeError(f"a {type(resource).__name__} is no stream or event of ours; Device.stream_at takes other libraries' streams")
     if resource.device is not device:
         raise ValueError(f"this {type(resource).__name__.lower()} belongs to another device")

@@ -4,16 +4,41 @@
  * address is the host's address of the same byte, so copies are memcpy, after a check that they stay inside one live allocation.
  *
  * Work given to a stream runs as late as HIP allows: at a wait, or when later work is ordered after it. So a missing wait, an event that was
- * not waited for, or the default stream used in place of the one given shows as old data, every time.
+ * not waited for, or the default stream used in place of the one given shows as old data, every time. What the latest order would hide, the other one
+ * shows (others_first).
  *
- * Called from one thread. Streams and events are never freed, for queued work may still name them. */
+ * One call at a time: others wait, callbacks included. Streams and events are never freed, for queued work may still name them. A process that was
+ * forked after the first call must make none: it is ended. */
+#define _GNU_SOURCE /* for the initializer of a recursive mutex */
+#include <pthread.h>
+#include <unistd.h>
+
 #include "queues.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
 static int device_count;
 
-/* ---- calls: counted by name, failed on request ---- */
+/* ---- one call at a time. A thread that waits here does not hold Python's lock, which callbacks take: hip-python and ctypes release it. ---- */
+
+static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP; /* hipModuleLoad calls hipModuleLoadData */
+static pid_t process;
+
+static int lock(void) {
+  if (!process) process = getpid();
+  if (process != getpid()) {
+    fputs("hip_shim: called in a forked process\n", stderr);
+    _exit(86);
+  }
+  return pthread_mutex_lock(&mutex);
+}
+static void unlock(int *locked) {
+  (void)locked;
+  pthread_mutex_unlock(&mutex);
+}
+#define LOCK() __attribute__((cleanup(unlock), unused)) int locked = lock()
+
+/* ---- calls: counted by name, failed on request, and the streams that they were given ---- */
 
 struct call { char name[64]; unsigned long count; hipError_t fail; struct call *next; };
 static struct call *calls;
@@ -30,6 +55,26 @@ static struct call *call_named(const char *name) {
   return call;
 }
 
+static struct { const char *name; void *stream; } named[4096];
+static unsigned num_named;
+
+/* The queue that a handle names, which is noted with the function's name. */
+static struct stream *note(const char *name, void *handle) {
+  named[num_named % 4096].name = name;
+  named[num_named++ % 4096].stream = handle;
+  return stream_of(handle);
+}
+#define STREAM(handle) note(__func__, handle)
+
+/* The function that named a stream as the number-th, and the stream; NULL once there is none, or if it was too long ago. */
+EXPORT const char *shim_named(unsigned number, void **stream) {
+  LOCK();
+  if (number >= num_named || num_named - number > 4096) return NULL;
+  *stream = named[number % 4096].stream;
+  return named[number % 4096].name;
+}
+EXPORT unsigned shim_num_named(void) { return num_named; }
+
 static hipError_t enter(const char *name) {
   struct call *call = call_named(name);
   hipError_t fail = call->fail;
@@ -37,7 +82,10 @@ static hipError_t enter(const char *name) {
   call->fail = hipSuccess;
   return fail;
 }
-#define ENTER() do { hipError_t failed = enter(__func__); if (failed) return failed; } while (0)
+#define ENTER() \
+  LOCK(); \
+  hipError_t refused = enter(__func__); \
+  if (refused) return refused
 
 /* What HIP refuses while a stream is captured: all that may wait for the device, or that uses the default stream. */
 #define REFUSE_DURING_CAPTURE() do { if (captured) return hipErrorStreamCaptureUnsupported; } while (0)
@@ -46,10 +94,12 @@ static hipError_t enter(const char *name) {
 EXPORT unsigned long shim_count(const char *name) { return call_named(name)->count; }
 EXPORT void shim_fail_next(const char *name, hipError_t error) { call_named(name)->fail = error; }
 EXPORT void shim_set_backend(const struct backend *given) { backend = *given; }
+EXPORT void shim_set_others_first(int given) { others_first = given; }
 EXPORT void shim_set_device_count(int count) { device_count = count; }
 
 /* How many operations wait to run. */
 EXPORT int shim_pending(void) {
+  LOCK();
   int count = 0;
   for (struct operation *op = default_stream.head; op; op = op->next) count++;
   for (struct stream *stream = streams; stream; stream = stream->next)
@@ -59,6 +109,7 @@ EXPORT int shim_pending(void) {
 
 /* Forget queued work, failures and injected errors, so that a failed test leaves nothing to the next. */
 EXPORT void shim_reset(void) {
+  LOCK();
   while (default_stream.head) discard_head(&default_stream);
   for (struct stream *stream = streams; stream; stream = stream->next)
     while (stream->head) discard_head(stream);
@@ -185,7 +236,7 @@ EXPORT hipError_t hipMemcpy(void *to, const void *from, size_t bytes, int kind) 
   REFUSE_DURING_CAPTURE();
   int pageable;
   if (!bytes) return hipSuccess;
-  hipError_t error = give_copy(&default_stream, to, from, bytes, kind, &pageable);
+  hipError_t error = give_copy(STREAM(NULL), to, from, bytes, kind, &pageable);
   if (error) return error;
   run_until(&default_stream, last_number);
   return report_failed_work();
@@ -194,7 +245,7 @@ EXPORT hipError_t hipMemcpy(void *to, const void *from, size_t bytes, int kind) 
 EXPORT hipError_t hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *handle) {
   ENTER();
   REFUSE_DURING_CAPTURE();
-  struct stream *stream = stream_of(handle);
+  struct stream *stream = STREAM(handle);
   int pageable;
   if (!stream) return hipErrorInvalidHandle;
   if (!bytes) return hipSuccess;
@@ -206,7 +257,7 @@ EXPORT hipError_t hipMemcpyAsync(void *to, const void *from, size_t bytes, int k
 
 EXPORT hipError_t hipMemsetAsync(void *to, int byte, size_t bytes, void *handle) {
   ENTER();
-  struct stream *stream = stream_of(handle);
+  struct stream *stream = STREAM(handle);
   if (!stream) return hipErrorInvalidHandle;
   REFUSE_DEFAULT_STREAM_DURING_CAPTURE(stream);
   if (!is_device(to, bytes)) return hipErrorInvalidValue;
@@ -225,7 +276,7 @@ EXPORT hipError_t hipStreamCreateWithFlags(void **handle, unsigned flags) {
 
 EXPORT hipError_t hipStreamDestroy(void *handle) {
   ENTER();
-  struct stream *stream = stream_of(handle);
+  struct stream *stream = STREAM(handle);
   if (!stream || stream == &default_stream) return hipErrorInvalidHandle;
   run_until(stream, last_number);
   stream->live = 0;
@@ -235,7 +286,7 @@ EXPORT hipError_t hipStreamDestroy(void *handle) {
 EXPORT hipError_t hipStreamSynchronize(void *handle) {
   ENTER();
   REFUSE_DURING_CAPTURE();
-  struct stream *stream = stream_of(handle);
+  struct stream *stream = STREAM(handle);
   if (!stream) return hipErrorInvalidHandle;
   run_until(stream, last_number);
   return report_failed_work();
@@ -244,7 +295,7 @@ EXPORT hipError_t hipStreamSynchronize(void *handle) {
 EXPORT hipError_t hipStreamWaitEvent(void *handle, void *event_handle, unsigned flags) {
   ENTER();
   REFUSE_DURING_CAPTURE();
-  struct stream *stream = stream_of(handle);
+  struct stream *stream = STREAM(handle);
   struct event *event = event_of(event_handle);
   if (!stream || !event) return hipErrorInvalidHandle;
   if (flags) return hipErrorInvalidValue;
@@ -273,7 +324,7 @@ EXPORT hipError_t hipEventRecord(void *handle, void *stream_handle) {
   ENTER();
   REFUSE_DURING_CAPTURE();
   struct event *event = event_of(handle);
-  struct stream *stream = stream_of(stream_handle);
+  struct stream *stream = STREAM(stream_handle);
   if (!event || !stream) return hipErrorInvalidHandle;
   event->stream = stream;
   event->recorded = give(stream, (struct operation){.kind = RECORD, .event = event});
@@ -309,7 +360,7 @@ EXPORT hipError_t hipDeviceSynchronize(void) {
 
 EXPORT hipError_t hipStreamBeginCapture(void *handle, int mode) {
   ENTER();
-  struct stream *stream = stream_of(handle);
+  struct stream *stream = STREAM(handle);
   if (!stream || stream == &default_stream) return hipErrorInvalidHandle;
   if (mode != CAPTURE_MODE_THREAD_LOCAL || captured) return hipErrorInvalidValue;
   captured = stream;
@@ -319,7 +370,7 @@ EXPORT hipError_t hipStreamBeginCapture(void *handle, int mode) {
 
 EXPORT hipError_t hipStreamEndCapture(void *handle, void **graph) {
   ENTER();
-  struct stream *stream = stream_of(handle);
+  struct stream *stream = STREAM(handle);
   if (!stream || captured != stream) return hipErrorInvalidHandle;
   *graph = stream->capturing;
   captured = NULL;
@@ -340,7 +391,7 @@ EXPORT hipError_t hipGraphInstantiateWithFlags(void **executable, void *handle, 
 EXPORT hipError_t hipGraphLaunch(void *handle, void *stream_handle) {
   ENTER();
   struct graph *graph = graph_of(handle, 1);
-  struct stream *stream = stream_of(stream_handle);
+  struct stream *stream = STREAM(stream_handle);
   if (!graph || !stream) return hipErrorInvalidHandle;
   REFUSE_DURING_CAPTURE();
   for (struct operation *op = graph->head; op; op = op->next) give(stream, copy_of(op));
@@ -428,7 +479,7 @@ EXPORT hipError_t hipModuleGetGlobal(void **address, size_t *bytes, void *module
 EXPORT hipError_t hipModuleLaunchKernel(void *handle, uint32_t x, uint32_t y, uint32_t z, uint32_t block_x, uint32_t block_y, uint32_t block_z,
                                         uint32_t lds_bytes, void *stream_handle, void **parameters, void **extra) {
   ENTER();
-  struct stream *stream = stream_of(stream_handle);
+  struct stream *stream = STREAM(stream_handle);
   struct function *function = functions;
   while (function && function != handle) function = function->next;
   if (!stream || !function) return hipErrorInvalidHandle;

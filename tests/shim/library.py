@@ -71,6 +71,7 @@ class Shim:
         self.path = build()
         self._library = ctypes.CDLL(str(self.path), mode=ctypes.RTLD_GLOBAL)
         self._library.shim_count.restype = ctypes.c_ulong
+        self._library.shim_named.restype = ctypes.c_char_p
         self.emulator = EmulatorDevice()
         self.fault: BaseException | None = None
         self._modules: dict[int, tuple[CodeObject, Any]] = {}
@@ -111,9 +112,28 @@ class Shim:
         """How often the HIP function was called."""
         return int(self._library.shim_count(name.encode()))
 
+    @contextmanager
+    def streams_named(self) -> Iterator[list[tuple[str, int]]]:
+        """When left, the list holds the calls made inside that are given a stream: the HIP function's name and the stream, 0 for the default one."""
+        calls: list[tuple[str, int]] = []
+        stream, number = ctypes.c_void_p(), self._library.shim_num_named()
+        yield calls
+        while name := self._library.shim_named(number, ctypes.byref(stream)):
+            calls.append((name.decode(), stream.value or 0))
+            number += 1
+
     def fail_next(self, name: str, error: int) -> None:
         """Let the next call of the HIP function do nothing and return this error code."""
         self._library.shim_fail_next(name.encode(), error)
+
+    @contextmanager
+    def others_first(self) -> Iterator[None]:
+        """While inside, what a stream waits for runs ahead of that stream's own earlier work: see run_until in queues.h."""
+        self._library.shim_set_others_first(1)
+        try:
+            yield
+        finally:
+            self._library.shim_set_others_first(0)
 
     def pending(self) -> int:
         """How many operations of all streams have not run yet."""

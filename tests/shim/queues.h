@@ -93,6 +93,7 @@ struct operation {
   struct event *event;
   struct stream *other; /* for WAIT: where the event was recorded, and as which operation */
   uint64_t until;
+  int is_asked; /* whether what it is ordered after was run ahead of its turn */
 };
 
 /* Captured operations: a graph, or an executable one. */
@@ -104,6 +105,7 @@ static struct stream *captured; /* the stream that is being captured, or NULL */
 static struct graph *graphs;
 static struct event *events;
 static uint64_t last_number;
+static int others_first;
 static hipError_t failed_work; /* the first failure of work that ran, until a wait reports it */
 
 static hipError_t execute(struct operation *op) {
@@ -131,19 +133,35 @@ static void discard_head(struct stream *stream) {
   free(op);
 }
 
-/* Run the stream's operations numbered up to `last`, and before each what it is ordered after: for the default stream all earlier work, for
- * the others the default stream's earlier work, but for non-blocking streams, which stand apart. The recursion ends because it asks for ever
- * smaller numbers. */
+static void run_until(struct stream *stream, uint64_t last);
+
+/* Run what the stream's operation is ordered after in other streams: for the default stream all earlier work, for the others the default stream's
+ * earlier work, but for non-blocking streams, which stand apart. */
+static void run_before(struct stream *stream, const struct operation *op) {
+  if (stream == &default_stream)
+    for (struct stream *other = streams; other; other = other->next) {
+      if (!other->apart) run_until(other, op->number - 1);
+    }
+  else if (!stream->apart)
+    run_until(&default_stream, op->number - 1);
+  if (op->kind == WAIT) run_until(op->other, op->until);
+}
+
+/* Run the stream's operations numbered up to `last`, and before each what it is ordered after. The recursion ends because it asks for ever smaller
+ * numbers.
+ *
+ * Two orders that HIP allows. Other streams as late as may be: what is waited for runs just before the operation that needs it, behind this stream's
+ * earlier work. Others first: what any of the operations needs runs ahead of all of them, as if this stream were slow. A missing order shows in the
+ * one or the other. */
 static void run_until(struct stream *stream, uint64_t last) {
+  for (struct operation *op = others_first ? stream->head : NULL; op && op->number <= last; op = op->next)
+    if (!op->is_asked) {
+      op->is_asked = 1;
+      run_before(stream, op); /* and of this stream only what comes before it */
+    }
   while (stream->head && stream->head->number <= last) {
     struct operation *op = stream->head;
-    if (stream == &default_stream)
-      for (struct stream *other = streams; other; other = other->next) {
-        if (!other->apart) run_until(other, op->number - 1);
-      }
-    else if (!stream->apart)
-      run_until(&default_stream, op->number - 1);
-    if (op->kind == WAIT) run_until(op->other, op->until);
+    run_before(stream, op);
     hipError_t error = execute(op);
     if (error && !failed_work) failed_work = error;
     discard_head(stream);
