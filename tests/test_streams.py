@@ -22,7 +22,7 @@ from mla_rt.cache import PagedKVCache
 from mla_rt.device import Device, open_device
 from mla_rt.errors import DeviceError
 from mla_rt.graph import Graph
-from mla_rt.resources import Buffer, Event, PreparedLaunch, Stream
+from mla_rt.resources import Buffer, Event, PreparedLaunch
 from plan_cases import Arrays, options_of, table_of
 from tolerance import assert_same_bits
 
