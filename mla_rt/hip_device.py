@@ -60,7 +60,7 @@ class HipDevice(Device):
             num_compute_units=self._call("hipDeviceGetAttribute", attribute.hipDeviceAttributeMultiprocessorCount, 0)[0],
             max_lds_bytes=self._call("hipDeviceGetAttribute", attribute.hipDeviceAttributeMaxSharedMemoryPerBlock, 0)[0],
         )
-        self._lock = threading.Lock()  # of the two lists, where they are searched
+        self._lock = threading.Lock()  # around what must be whole in the lists of streams and of pinned blocks
         self._free_staging: list[tuple[int, int]] = []
         self._streams: list[_Stream] = []
 
@@ -264,10 +264,10 @@ class HipDevice(Device):
 
     def _wait(self, name: str, *args: Any, streams: list[_Stream]) -> None:
         """Call the HIP function, which waits for these streams: the blocks of what they have copied by now are free after it."""
-        taken = []
-        for stream in streams:
-            taken.append((stream, stream.staging))
-            stream.staging = []
+        with self._lock:  # of two threads that wait, one takes them
+            taken = [(stream, stream.staging) for stream in streams]
+            for stream in streams:
+                stream.staging = []
         try:
             self._call(name, *args)
         except BaseException:

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from decode_cases import Case, make, run
 from mla_rt import open_device, plan
 from mla_rt.arrays import DeviceArray, as_array
 from mla_rt.cache import PagedKVCache
+from mla_rt.emulator.observer import Observer
 from mla_rt.errors import DeviceError
 from plan_cases import Arrays, options_of, table_of
 from tolerance import assert_decoded, assert_same_bits
@@ -31,23 +32,24 @@ SMALL = Case((3, 5), num_heads=1, page_size=4, num_splits=2)
 LARGER = Case((20,) * 6, num_heads=1, page_size=4, num_splits=2)
 
 
+HOST_CODE = ("plan", "resources", "device", "hip_device", "emulator_device", "emulator/memory", "operands", "graph")
+TRACED = {str(ROOT / "mla_rt" / f"{name}.py") for name in HOST_CODE}
+
+
 def planned(device, made, **options):
     return plan(device, **table_of(made), **{**options_of(made), **options})
 
 
-@contextmanager
-def often_switched():
-    """Threads take turns after a few bytecodes, so that what is not whole shows."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
+def take_turns(frame, event, argument):
+    """A trace function of threads, which lets another one go on at every line of our host code, so that what is not whole shows."""
+    if frame.f_code.co_filename not in TRACED:
+        return None
+    time.sleep(0)
+    return take_turns
 
 
-def in_threads(*works):
-    """Run each in a thread, at once; raise what the first that fails raises."""
+def in_threads(*works, at_each_line=True):
+    """Run each in a thread, at once; raise what the first that fails raises. at_each_line: whether they take turns so, which is slow in a decode."""
     barrier, errors = threading.Barrier(len(works)), []
 
     def start(work):
@@ -58,11 +60,17 @@ def in_threads(*works):
             errors.append(error)
 
     threads = [threading.Thread(target=start, args=(work,)) for work in works]
-    with often_switched():
+    switch_interval = sys.getswitchinterval()
+    threading.settrace(take_turns if at_each_line else None)
+    sys.setswitchinterval(1e-5)
+    try:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+    finally:
+        threading.settrace(None)
+        sys.setswitchinterval(switch_interval)
     if errors:
         raise errors[0]
 
@@ -88,7 +96,7 @@ def test_plans_on_streams_of_their_own_are_used_by_threads_of_their_own(device):
             assert a_plan.num_requests == 2
 
     before = len(device._resources)
-    in_threads(*(lambda i=i: serve(batches[i], expected[i]) for i in (0, 1)))
+    in_threads(*(lambda i=i: serve(batches[i], expected[i]) for i in (0, 1)), at_each_line=False)
     assert len(device._resources) == before
 
 
@@ -99,7 +107,7 @@ def test_buffers_of_one_device_are_used_by_many_threads(device, sample):
 
         def work(number):
             with device.stream() as stream:
-                for step in range(8):
+                for step in range(4):
                     values = np.arange(256, dtype=np.float32) + 1000 * number + step
                     with device.to_device(values - 1) as x, device.allocate(1024) as out:
                         x.upload(values, stream)
@@ -115,11 +123,28 @@ def test_one_stream_is_used_by_many_threads(hip_device):
 
         def work(number):
             with hip_device.allocate(256) as buffer:
-                for step in range(100):
+                for step in range(50):
                     buffer.upload(np.full(256, 16 * number + step % 16, np.uint8), stream)
                     assert (buffer.download(256, np.uint8, stream) == 16 * number + step % 16).all()
 
         in_threads(*(lambda number=number: work(number) for number in range(4)))
+
+
+def test_a_pinned_block_is_taken_again_only_after_its_copy(hip_device, monkeypatch):
+    """Another thread waits for the stream, and copies on it, just as a copy is about to be queued."""
+    call = hip_device._call
+    with hip_device.stream() as stream, hip_device.allocate(256) as buffer, hip_device.allocate(256) as another:
+
+        def meanwhile(name, *arguments):
+            if name == "hipMemcpyAsync":
+                monkeypatch.undo()
+                stream.synchronize()
+                another.upload(np.full(256, 2, np.uint8), stream)
+            return call(name, *arguments)
+
+        monkeypatch.setattr(hip_device, "_call", meanwhile)
+        buffer.upload(np.full(256, 1, np.uint8), stream)
+        assert (buffer.download(256, np.uint8, stream) == 1).all() and (another.download(256, np.uint8, stream) == 2).all()
 
 
 @pytest.mark.parametrize("kind", ["emulator", "hip"])
@@ -133,7 +158,7 @@ def test_devices_are_opened_and_closed_by_many_threads(kind, shim, emulator_devi
                 assert_same_bits(arrays.run_for_results(a_plan), results)
 
     with shim.one_gpu() if kind == "hip" else nullcontext():
-        in_threads(*(lambda i=i: work(batches[i], expected[i]) for i in range(3)))
+        in_threads(*(lambda i=i: work(batches[i], expected[i]) for i in range(3)), at_each_line=False)
 
 
 @pytest.mark.parametrize("kind", ["emulator", "hip"])
@@ -141,9 +166,10 @@ def test_of_many_threads_that_close_one_thing_one_does(kind, shim):
     for _ in range(10):
         with shim.one_gpu() if kind == "hip" else nullcontext():
             device = open_device(kind)
-        buffer = device.to_device(np.arange(64))
-        buffer.upload(np.arange(64), device.stream())
-        in_threads(*[buffer.free] * 4)
+        buffers = [device.to_device(np.arange(64)) for _ in range(4)]
+        for buffer in buffers:
+            buffer.upload(np.arange(64), device.stream())
+        in_threads(*[buffers[0].free] * 4)
         in_threads(*[device.close] * 4)
         assert device.closed and not device._resources
 
@@ -154,10 +180,8 @@ def test_of_many_threads_that_close_one_thing_one_does(kind, shim):
 def test_what_queued_work_uses_outlives_every_reference_to_it(shim):
     """The device's too: nothing is released but by closing."""
     made = make(SMALL)
-    with shim.one_gpu():
-        device = open_device("hip")
 
-    def queue():
+    def queue(device):
         arrays, a_plan, stream = Arrays(device, made), planned(device, made), device.stream()
         q = arrays.upload(made.arguments["q"])
         q.fill(0xFF)
@@ -171,17 +195,16 @@ def test_what_queued_work_uses_outlives_every_reference_to_it(shim):
         graph.launch(stream)
         return [weakref.ref(device), weakref.ref(a_plan)], arrays.out.address, arrays.lse.address, arrays.shape
 
-    references, out, lse, shape = queue()
+    with shim.one_gpu():
+        references, out, lse, shape = queue(open_device("hip"))
     released = {name: shim.count(name) for name in ("hipFree", "hipModuleUnload", "hipStreamDestroy", "hipGraphExecDestroy", "hipHostFree")}
     waiting = shim.pending()
-    del device
     gc.collect()
     assert not any(reference() for reference in references)
     assert {name: shim.count(name) for name in released} == released and shim.pending() == waiting >= 3
-    with shim.one_gpu(), open_device("hip") as another:
-        with another.allocate(1 << 20) as other_memory:
-            other_memory.fill(0xFF)
-            another.synchronize()
+    with shim.one_gpu(), open_device("hip") as another, another.allocate(1 << 20) as other_memory:
+        other_memory.fill(0xFF)
+        another.synchronize()
     memory = shim.emulator.memory
     results = memory.bytes_at(out, shape[0] * shape[1] * 1024).view("bfloat16").reshape(*shape, 512), memory.bytes_at(lse, shape[0] * shape[1] * 4)
     assert_decoded(results[0], results[1].view(np.float32).reshape(shape), *made.exact())
@@ -380,11 +403,10 @@ def test_a_child_does_not_wait_for_threads_that_are_gone(emulator_device, monkey
         thread.start()
         inside.wait()
         try:
-            text = in_child(
-                lambda: refusals(lambda: arrays.run(a_plan), lambda: a_plan.update(**table_of(made)), a_plan.close, emulator_device.close)
-            )
-            assert text.splitlines()[:2] == ["Plan used after its device was left to the parent process by a fork; open another one here"] * 2
-            assert text.splitlines()[2:] == ["done: None"] * 2
+            calls = (lambda: arrays.run(a_plan), lambda: a_plan.update(**table_of(made)), a_plan.close, emulator_device.close)
+            lines = in_child(lambda: refusals(*calls)).splitlines()
+            assert lines[:2] == ["Plan used after its device was left to the parent process by a fork; open another one here"] * 2
+            assert lines[2:] == ["done: None"] * 2
             assert len(in_child(lambda: decode_text(made))) > 100
         finally:
             go_on.set()
@@ -393,8 +415,6 @@ def test_a_child_does_not_wait_for_threads_that_are_gone(emulator_device, monkey
 
 
 # ---- interrupts ----
-
-TRACED = tuple(str(ROOT / "mla_rt" / f"{name}.py") for name in ("plan", "resources", "device", "hip_device", "operands", "graph"))
 
 
 def interrupted(call, after):
@@ -452,7 +472,7 @@ def test_an_interrupt_anywhere_in_an_update_leaves_a_plan_that_can_be_updated(hi
         before, refused = {id(resource) for resource in hip_device._resources.values()}, 0
         for place in range(0, 5000, 2):
             with planned(hip_device, made) as a_plan:
-                was_interrupted = interrupted(lambda: a_plan.update(**table_of(larger)), place)  # noqa: B023 - called at once
+                was_interrupted = interrupted(lambda: a_plan.update(**table_of(larger)), place)
                 if a_plan._usable:
                     assert_launches_what_it_has(a_plan)
                 else:
@@ -480,15 +500,29 @@ def assert_launches_what_it_has(a_plan):
         assert stored.download(stored.nbytes, np.uint8)[: given.nbytes].tobytes() == given.tobytes(), name
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+class CtrlC(Observer):
+    """Comes at the second atomic of a launch: a workgroup has counted itself as arrived, and the others never come."""
+
+    def __init__(self):
+        self.atomics = 0
+
+    def memory(self, group, address, mask, nbytes, access):
+        self.atomics += access == "atomic"
+        if self.atomics == 2:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("num_processes", [1, 4])
 def test_ctrl_c_in_a_launch_leaves_the_plan_usable(num_processes):
-    """In the middle of it: some workgroups of a row tile have counted themselves as arrived, and the others never come."""
     made = make(LARGER)
-    with open_device("emulator") as device, planned(device, made) as a_plan, Arrays(device, made) as arrays:
+    with open_device("emulator", seed=0) as device, planned(device, made) as a_plan, Arrays(device, made) as arrays:
         expected = arrays.run_for_results(a_plan)
-        device.num_processes = num_processes
-        device.progress = lambda done, total: signal.raise_signal(signal.SIGINT) if done else None
+        if num_processes == 1:
+            device.observe = lambda dispatch: (CtrlC(),)
+        else:  # the first of them to end has run three workgroups: one row tile, and half of another
+            device.seed, device.num_processes = None, num_processes
+            device.progress = lambda done, total: signal.raise_signal(signal.SIGINT) if 0 < done < total else None
         with pytest.raises(KeyboardInterrupt):
             arrays.run(a_plan)
-        device.progress = None
+        device.observe = device.progress = None
         assert_same_bits(arrays.run_for_results(a_plan), expected)
