@@ -248,12 +248,10 @@ def test_the_interpreter_exits_while_work_is_queued(kind, tmp_path):
     """On HIP a run and a graph wait in a stream; on both a daemon thread is in a launch that takes far longer, which has worker processes."""
     program = tmp_path / "ends.py"
     program.write_text(ENDS.format(kind=kind))
-    began = time.monotonic()
     command = [sys.executable, *(["tests/run_on_shim.py"] if kind == "hip" else []), str(program)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=60)  # waits for workers, too
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
-    assert time.monotonic() - began < 30
 
 
 # ---- forks ----
@@ -501,26 +499,26 @@ def assert_launches_what_it_has(a_plan):
 
 
 class CtrlC(Observer):
-    """Comes at the second atomic of a launch: a workgroup has counted itself as arrived, and the others never come."""
+    """Comes when workgroups have counted themselves as arrived, by an atomic, and before the last of a row tile puts the count back to 0."""
 
     def __init__(self):
-        self.atomics = 0
+        self.arrived = False
 
     def memory(self, group, address, mask, nbytes, access):
-        self.atomics += access == "atomic"
-        if self.atomics == 2:
+        if self.arrived:
             signal.raise_signal(signal.SIGINT)
+        self.arrived = access == "atomic"
 
 
 @pytest.mark.parametrize("num_processes", [1, 4])
 def test_ctrl_c_in_a_launch_leaves_the_plan_usable(num_processes):
     made = make(LARGER)
-    with open_device("emulator", seed=0) as device, planned(device, made) as a_plan, Arrays(device, made) as arrays:
+    with open_device("emulator") as device, planned(device, made) as a_plan, Arrays(device, made) as arrays:
         expected = arrays.run_for_results(a_plan)
         if num_processes == 1:
             device.observe = lambda dispatch: (CtrlC(),)
         else:  # the first of them to end has run three workgroups: one row tile, and half of another
-            device.seed, device.num_processes = None, num_processes
+            device.num_processes = num_processes
             device.progress = lambda done, total: signal.raise_signal(signal.SIGINT) if 0 < done < total else None
         with pytest.raises(KeyboardInterrupt):
             arrays.run(a_plan)

@@ -248,15 +248,15 @@ def test_updates_on_a_stream_come_between_its_runs(hip_device, shim):
         assert_decoded(*then.results(stream), *batches[1].exact())
 
 
-def test_a_plan_is_used_from_several_threads(emulator_device):
+def test_a_plan_is_used_from_several_threads(device):
     """Each with arrays of its own: no thread's launch gets another's arguments."""
     batches = [make(Case((5, 17), num_heads=2, num_splits=2, seed=seed)) for seed in range(4)]
     tables = table_of(batches[0])
     for made in batches:
         _move_pages(made, tables)
         made.arguments["sm_scale"] = batches[0].arguments["sm_scale"]
-    with planned(emulator_device, batches[0]) as a_plan:
-        arrays = [Arrays(emulator_device, made) for made in batches]
+    with planned(device, batches[0]) as a_plan:
+        arrays = [Arrays(device, made) for made in batches]
         barrier, errors = threading.Barrier(len(batches)), []
 
         def work(own):
