@@ -260,7 +260,7 @@ def require_ndarray(array: Any) -> None:
 
 
 def require_same_device(device: Device, resource: Resource) -> None:
-    if not isinstance(resource, Resource):
-        raise TypeError(f"a {type(resource).__name__} is no stream or event of ours; Device.stream_at takes other libraries' streams")
-    if resource.device is not device:
+    if getattr(resource, "device", None) is not device:
+        if not isinstance(resource, Resource):  # not asked first: of an abstract class the answer takes long
+            raise TypeError(f"a {type(resource).__name__} is no stream or event of ours; Device.stream_at takes other libraries' streams")
         raise ValueError(f"this {type(resource).__name__.lower()} belongs to another device")
