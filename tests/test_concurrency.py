@@ -32,8 +32,8 @@ SMALL = Case((3, 5), num_heads=1, page_size=4, num_splits=2)
 LARGER = Case((20,) * 6, num_heads=1, page_size=4, num_splits=2)
 
 
-HOST_CODE = ("plan", "resources", "device", "hip_device", "emulator_device", "emulator/memory", "operands", "graph")
-TRACED = {str(ROOT / "mla_rt" / f"{name}.py") for name in HOST_CODE}
+HOST_CODE = {str(ROOT / "mla_rt" / f"{name}.py") for name in ("plan", "resources", "device", "hip_device", "operands", "graph")}
+EMULATOR = {str(ROOT / "mla_rt" / f"{name}.py") for name in ("emulator_device", "emulator/memory")}
 
 
 def planned(device, made, **options):
@@ -42,7 +42,7 @@ def planned(device, made, **options):
 
 def take_turns(frame, event, argument):
     """A trace function of threads, which lets another one go on at every line of our host code, so that what is not whole shows."""
-    if frame.f_code.co_filename not in TRACED:
+    if frame.f_code.co_filename not in HOST_CODE | EMULATOR:
         return None
     time.sleep(0)
     return take_turns
@@ -424,7 +424,7 @@ def interrupted(call, after):
 
     def profile(frame, event, argument):
         nonlocal left
-        if event in ("call", "c_return") and frame.f_code.co_filename in TRACED:
+        if event in ("call", "c_return") and frame.f_code.co_filename in HOST_CODE:
             left -= 1
             if left < 0:
                 sys.setprofile(None)
