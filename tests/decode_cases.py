@@ -151,13 +151,13 @@ def paged(rng: np.random.Generator, case: Case, flat: Any) -> tuple[Any, dict[st
     return kv, {"kv_indptr": prefix_sums(num_pages_of), "kv_indices": pages, "kv_last_page_len": last}
 
 
-def run(made: Made, device: Device) -> tuple[np.ndarray, np.ndarray]:
-    """Decode on the device with every buffer that it allocates (outputs, partials) NaN before the launch."""
+def run(made: Made, device: Device, poison: int = 0xFF) -> tuple[np.ndarray, np.ndarray]:
+    """Decode on the device with every byte of the buffers that it allocates (outputs, partials) `poison` before the launch: 0xFF makes them NaN."""
     allocate = device.allocate
 
     def poisoned(nbytes: int) -> Any:
         buffer = allocate(nbytes)
-        buffer.fill(0xFF)
+        buffer.fill(poison)
         return buffer
 
     device.allocate = poisoned  # type: ignore[method-assign]
