@@ -83,7 +83,7 @@ def test_32_bit_offsets(kv_format, page_size, device):
 
 @in_every_format
 def test_page_size_ignored(kv_format, device):
-    case = Case((131, 5, 64), kv_format=kv_format, num_heads=3, num_splits=2)
+    case = Case((70, 5, 32), kv_format=kv_format, num_heads=3, num_splits=2)
     flat = run(make(case), device)
     for page_size in (2, 16, 64, 128):
         assert_same_bits(run(make(case.but(page_size=page_size)), device), flat)
@@ -109,10 +109,10 @@ def test_last_page_length_semantics(kv_format, device):
                 plan(device, **{**table_of(made), "kv_last_page_len": arguments["kv_last_page_len"]}, **options_of(made))
 
 
-TAILS = tuple(whole + tail for whole in (64, 128, 256) for tail in (1, 2, 3, 15, 17))
+TAILS = tuple(whole + tail for whole in (64, 128) for tail in (1, 2, 3, 15, 17))
 
 
-@pytest.mark.parametrize(("kv_lens", "num_splits"), [(TAILS, 1), ((1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 64), 32)], ids=["tails", "short"])
+@pytest.mark.parametrize(("kv_lens", "num_splits"), [(TAILS, 1), ((1, 2, 3, 15, 16, 17, 33), 32)], ids=["tails", "short"])
 @in_every_format
 def test_short_tail(kv_format, kv_lens, num_splits, device):
     assert_right(make(Case(kv_lens, kv_format=kv_format, num_heads=1, page_size=2, num_splits=num_splits)), device)
@@ -177,8 +177,9 @@ def test_partials_not_written(kv_format, device):
 
 @pytest.mark.parametrize(("num_splits", "kv_format"), [(1, "mxfp4"), (2, "fp8_e4m3fn"), (8, "bf16"), (16, "bf16"), (32, "bf16")])
 def test_not_reproducible(num_splits, kv_format, device):
-    """A request a hundred times: twenty times in a launch, which is run five times; with strict checks, which take long, eight times."""
-    copies, launches = (20, 5) if device.kind == "hip" else (4, 2)
+    """A request a hundred times, twenty times in a launch that is run five times; eight times with strict checks and where the emulator takes long.
+    (test_decode_heads.py has a hundred times in all these splits.)"""
+    copies, launches = (20, 5) if device.kind == "hip" and num_splits <= 8 else (4, 2)
     made = make(Case((40,), kv_format=kv_format, num_heads=1, num_splits=num_splits))
     table = {
         "qo_indptr": np.arange(copies + 1),
@@ -421,45 +422,37 @@ def test_wrong_arch(device, compile_sample, monkeypatch):
 
 WITHOUT_HIP = """
 import sys
-if sys.argv[1] == "no package":
-    sys.modules["hip"] = None
-else:
-    from types import SimpleNamespace
-    def hipGetDeviceCount(): raise RuntimeError(sys.argv[1])
-    sys.modules["hip"] = SimpleNamespace(hip=SimpleNamespace(hipGetDeviceCount=hipGetDeviceCount))
+from types import SimpleNamespace
 import mla_rt
-try:
-    mla_rt.open_device("hip")
-except mla_rt.DeviceError as error:
-    print(error)
-with mla_rt.open_device("auto") as device:
-    print(device.kind, device.reason)
+
+def dlopen_fails():
+    raise RuntimeError("failed to dlopen libamdhip64.so: b'libamdhip64.so: cannot open shared object file: No such file or directory'")
+def dlsym_fails():
+    raise RuntimeError("failed to dlsym hipGetDeviceCount")
+
+for hip in (None, *(SimpleNamespace(hip=SimpleNamespace(hipGetDeviceCount=fails)) for fails in (dlopen_fails, dlsym_fails))):
+    sys.modules["hip"] = hip
+    try:
+        mla_rt.open_device("hip")
+    except mla_rt.DeviceError as error:
+        print(error)
+    with mla_rt.open_device("auto") as device:
+        print(device.kind, device.reason)
 """
 
 
-@pytest.mark.parametrize(
-    ("state", "cause", "install"),
-    [
-        ("no package", "hip-python cannot be imported", "pip install hip-python"),
-        (
-            "failed to dlopen libamdhip64.so: b'libamdhip64.so: cannot open shared object file: No such file or directory'",
-            "no HIP runtime (libamdhip64.so: cannot open shared object file",
-            "install ROCm (7.0 or later for gfx950)",
-        ),
-        (
-            "failed to dlsym hipGetDeviceCount: undefined symbol",
-            "no HIP runtime (failed to dlsym hipGetDeviceCount: undefined symbol)",
-            "install ROCm (7.0",
-        ),
-    ],
-    ids=["no hip-python", "no ROCm", "stale ROCm"],
-)
-def test_missing_library_stale_library(state, cause, install):
+def test_missing_library_stale_library():
     """The package can be imported all the same; what opens the GPU says what to install, and "auto" takes the emulator and says why."""
-    found = subprocess.run([sys.executable, "-c", WITHOUT_HIP, state], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    error, auto = found.splitlines()
-    assert cause in error and install in error
-    assert auto.startswith("emulator no GPU: ")
+    found = subprocess.run([sys.executable, "-c", WITHOUT_HIP], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    for cause, install, error, auto in zip(
+        ("hip-python cannot be imported", "no HIP runtime (libamdhip64.so: cannot open shared", "no HIP runtime (failed to dlsym hipGetDeviceCount)"),
+        ("pip install hip-python", *["install ROCm (7.0 or later for gfx950)"] * 2),
+        found[0::2],
+        found[1::2],
+        strict=True,
+    ):
+        assert cause in error and error.endswith(install)
+        assert auto.startswith("emulator no GPU: ")
 
 
 def test_default_stream_used_instead_of_the_given_one(device, shim):
