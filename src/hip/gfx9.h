@@ -15,9 +15,14 @@ typedef float f32;
 typedef __bf16 bf16;
 
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
+// A T in memory at any even address.
+template <class T> using Unaligned = T __attribute__((aligned(2)));
 
 #define DEVICE __attribute__((device, always_inline)) static inline
 #define DEVICE_MEMBER __attribute__((device, always_inline)) inline
+// Of a function with __restrict__ pointers into LDS that are not those a DMA in flight writes: the compiler does not wait for the DMA before it reads there
+// (it does before transposed reads of which it knows nothing). Clang 22.1 loses what __restrict__ says where it inlines by order, not by its own judgement.
+#define INLINED_WITH_SCOPES __attribute__((device)) inline
 #define SHARED __attribute__((shared))
 #define LDS __attribute__((address_space(3)))
 #define KERNEL(threads) extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads))) void
@@ -26,11 +31,26 @@ template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
 
 constexpr int LANES = 64;
 
+// Calls body(Index<0>{}), body(Index<1>{}), .. below COUNT: the index is a constant within the body.
+template <int VALUE> struct Index {
+    DEVICE_MEMBER constexpr operator int() const { return VALUE; }
+};
+template <int COUNT, int FIRST = 0, class Body> DEVICE void unroll(Body body) {
+    if constexpr (FIRST < COUNT) {
+        body(Index<FIRST>{});
+        unroll<COUNT, FIRST + 1>(body);
+    }
+}
+
 // ---- who am I
 DEVICE i32 thread_idx() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE i32 workgroup_idx() { return __builtin_amdgcn_workgroup_id_x(); }
 // A value that is the same in all lanes, as the compiler cannot see: it goes to a scalar register.
 DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
+DEVICE const u8* uniform(const u8* address) {
+    const u64 bits = u64(address);
+    return (const u8*)(u64(u32(uniform(i32(bits >> 32)))) << 32 | u32(uniform(i32(bits))));
+}
 DEVICE i32 wave_idx() { return uniform(thread_idx() / LANES); }
 
 // ---- numbers
@@ -40,13 +60,21 @@ DEVICE f32 reciprocal(f32 x) { return __builtin_amdgcn_rcpf(x); }
 DEVICE f32 max(f32 a, f32 b) { return __builtin_fmaxf(a, b); }
 DEVICE f32 min(f32 a, f32 b) { return __builtin_fminf(a, b); }
 DEVICE u32 max(u32 a, u32 b) { return a > b ? a : b; }
-DEVICE i32 min(i32 a, i32 b) { return a < b ? a : b; }
+DEVICE i32 max(i32 a, i32 b) { return a > b ? a : b; }
+DEVICE constexpr i32 min(i32 a, i32 b) { return a < b ? a : b; }
 
 // Two f32 to two E4M3 bytes in the low half of a register; nearest even. Beyond 448: NaN, so the caller keeps the range.
 DEVICE u32 e4m3_from_f32(f32 low, f32 high) { return u32(__builtin_amdgcn_cvt_pk_fp8_f32(low, high, 0, false)); }
+// Four. (What the first conversion leaves of its register is written by the second: nothing has to be put there before.)
+DEVICE u32 four_e4m3_from_f32(vec<f32, 4> x) {
+    const i32 any = __builtin_nondeterministic_value(i32());
+    return u32(__builtin_amdgcn_cvt_pk_fp8_f32(x[2], x[3], __builtin_amdgcn_cvt_pk_fp8_f32(x[0], x[1], any, false), true));
+}
 // The same into the high half; the low half is kept.
 DEVICE u32 e4m3_from_f32_high(f32 low, f32 high, u32 kept) { return u32(__builtin_amdgcn_cvt_pk_fp8_f32(low, high, i32(kept), true)); }
 template <bool HIGH_HALF> DEVICE vec<f32, 2> f32_from_e4m3(u32 four) { return __builtin_amdgcn_cvt_pk_f32_fp8(i32(four), HIGH_HALF); }
+// Times `scale`, a power of two.
+template <bool HIGH_HALF> DEVICE vec<f32, 2> f32_from_e4m3(u32 four, f32 scale) { return __builtin_amdgcn_cvt_scalef32_pk_f32_fp8(four, scale, HIGH_HALF); }
 // Exact: every E4M3 number, and every E2M1 number times a power of two, is a bf16 number. `scale` counts by its exponent only.
 template <bool HIGH_HALF> DEVICE vec<bf16, 2> bf16_from_e4m3(u32 four) { return __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(four, 1.0f, HIGH_HALF); }
 template <int BYTE> DEVICE vec<bf16, 2> bf16_from_e2m1(u32 eight, f32 scale) { return __builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(eight, scale, BYTE); }
@@ -55,17 +83,17 @@ template <int BYTE> DEVICE u32 e2m1_from_f32(f32 low, f32 high, f32 scale, u32 k
     return __builtin_amdgcn_cvt_scalef32_pk_fp4_f32(kept, low, high, scale, BYTE);
 }
 
+// Byte n of the result is byte BYTE_n of {low, high}: 0 .. 3 of `low`, 4 .. 7 of `high`, 12: 0.
+template <int BYTE_0, int BYTE_1, int BYTE_2, int BYTE_3> DEVICE u32 select_bytes(u32 low, u32 high) {
+    return __builtin_amdgcn_perm(high, low, u32(BYTE_0 | BYTE_1 << 8 | BYTE_2 << 16 | BYTE_3 << 24));
+}
+
 // ---- lanes
 // `value` of lane `lane` (any lane index, different per lane).
 DEVICE i32 shuffle(i32 value, i32 lane) { return __builtin_amdgcn_ds_bpermute(lane * 4, value); }
-DEVICE i64 shuffle(i64 value, i32 lane) {
-    const u32 low = u32(shuffle(i32(value), lane)), high = u32(shuffle(i32(value >> 32), lane));
-    return i64(u64(high) << 32 | low);
-}
-// The largest of the four lanes that are equal apart from their last two bits; all four get it, and all four must be active.
-DEVICE u32 max_over_quad(u32 value) {
-    value = max(value, u32(__builtin_amdgcn_mov_dpp(i32(value), 0xb1, 0xf, 0xf, true)));   // quad_perm:[1,0,3,2]
-    return max(value, u32(__builtin_amdgcn_mov_dpp(i32(value), 0x4e, 0xf, 0xf, true)));    // quad_perm:[2,3,0,1]
+DEVICE const u8* shuffle(const u8* address, i32 lane) {
+    const u64 bits = u64(address);
+    return (const u8*)(u64(u32(shuffle(i32(bits >> 32), lane))) << 32 | u32(shuffle(i32(bits), lane)));
 }
 DEVICE bool any_lane(bool condition) { return __builtin_amdgcn_ballot_w64(condition) != 0; }
 // What op makes of the four lanes that are equal modulo 16; all four get it. Order: (l, l^16) first, then the halves.
@@ -96,7 +124,13 @@ DEVICE f32 max_over_wave(f32 value) {
         value = max(value, __builtin_bit_cast(f32, shuffle(__builtin_bit_cast(i32, value), lane ^ distance)));
     return max_over_lane_groups(value);
 }
+// Lanes 32 .. 63 of `a` change places with lanes 0 .. 31 of `b`.
+DEVICE void swap_halves(u32& a, u32& b) {
+    const auto swapped = __builtin_amdgcn_permlane32_swap(a, b, false, false);
+    a = swapped[0], b = swapped[1];
+}
 // `value` of lane `lane`, which is the same in all lanes.
+DEVICE i32 value_of_lane(i32 value, i32 lane) { return __builtin_amdgcn_readlane(value, lane); }
 DEVICE f32 value_of_lane(f32 value, i32 lane) { return __builtin_bit_cast(f32, __builtin_amdgcn_readlane(__builtin_bit_cast(i32, value), lane)); }
 
 // ---- matrix instructions, 16 x 16 results
@@ -129,6 +163,8 @@ DEVICE void begin_dmas() {
     __builtin_amdgcn_sched_barrier(0);
 }
 DEVICE void end_dmas() { __builtin_amdgcn_sched_barrier(0); }
+// What stands before stays before what stands behind.
+DEVICE void keep_order() { __builtin_amdgcn_sched_barrier(0); }
 // Lane l's 16 bytes at `source` (its own address) go to `target` + 16 * l (`target` is the same in all lanes); counted in vmcnt.
 // OFFSET counts on both sides: from `source` + OFFSET to `target` + OFFSET + 16 * l.
 template <int OFFSET = 0> DEVICE void dma_16_to_lds(const u8* source, LDS u8* target) {
@@ -139,20 +175,27 @@ DEVICE void dma_2_to_lds(const u8* source, LDS u8* target) {
     __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)source, (LDS void*)target, 2, 0, 0);
 }
 constexpr i32 RAW_BUFFER = 0x00027000;  // word 3 of a buffer resource: 32-bit data, no stride, no swizzle
-// Lane l's 16 bytes at `source` + `offset` (`offset` of each lane) go to `target` + 16 * l. Dwords that do not lie within the `num_bytes` at
-// `source` are not read: LDS gets 0. OFFSET counts on both sides.
-template <int OFFSET = 0> DEVICE void buffer_dma_16_to_lds(const u8* source, i32 num_bytes, i32 offset, LDS u8* target) {
+// Lane l's 16 bytes at `source` + `lane_offset` + `offset` (each lane its own, and the same for all) go to `target` + 16 * l. `num_bytes` from `source` on
+// may be read: of dwords beyond, LDS gets 0. (Whether `offset` counts in that, the manual and others' emulators do not agree; callers stay within.)
+// OFFSET counts on both sides.
+template <int OFFSET = 0> DEVICE void buffer_dma_16_to_lds(const u8* source, i32 num_bytes, i32 lane_offset, i32 offset, LDS u8* target) {
     const auto resource = __builtin_amdgcn_make_buffer_rsrc((void*)source, 0, num_bytes, RAW_BUFFER);
-    __builtin_amdgcn_raw_ptr_buffer_load_lds(resource, (LDS void*)target, 16, offset, 0, OFFSET, 0);
+    __builtin_amdgcn_raw_ptr_buffer_load_lds(resource, (LDS void*)target, 16, lane_offset, offset, OFFSET, 0);
 }
-DEVICE void buffer_dma_2_to_lds(const u8* source, i32 num_bytes, i32 offset, LDS u8* target) {
-    const auto resource = __builtin_amdgcn_make_buffer_rsrc((void*)source, 0, num_bytes, RAW_BUFFER);
-    __builtin_amdgcn_raw_ptr_buffer_load_lds(resource, (LDS void*)target, 2, offset, 0, 0, 0);
-}
-// All loads, stores and DMA of this wave have landed. The fence keeps LDS reads behind it: the compiler does not know that a DMA writes LDS.
+// All loads, stores and DMAs of this wave have landed. The fence keeps LDS reads behind it: the compiler does not know that a DMA writes LDS; and uses of
+// what was loaded do not come before it, with waits of their own.
 DEVICE void wait_for_memory() {
+    keep_order();
     __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0)
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+    keep_order();
+}
+// All LDS reads of this wave but the last COUNT are there. The compiler waits where a result is used; said here, one wait does for several results.
+template <int COUNT> DEVICE void wait_for_lds() {
+    static_assert(0 <= COUNT && COUNT < 16);
+    __builtin_amdgcn_sched_barrier(0);
+    __builtin_amdgcn_s_waitcnt(0xc07f | COUNT << 8);  // lgkmcnt(COUNT)
+    __builtin_amdgcn_sched_barrier(0);
 }
 // All waves of the workgroup are here and see each other's LDS writes. Says nothing of memory, so that a DMA stays in flight: a fence of
 // workgroup scope would wait for it. Fences of wavefront scope only hold the compiler; the wait for LDS is said outright.

@@ -1,6 +1,6 @@
-// Merge of split-KV partials in the launch that makes them: the last of a row tile's workgroups to arrive adds them up, in the order of the splits.
+// Merge of split-KV partials in the launch that makes them.
 #pragma once
-#include "kv_tile.h"
+#include "kv_block.h"
 #include "softmax.h"
 
 // True in all threads of the last of `count` workgroups to call it: what the others stored before is visible to it. `arrivals` is 0 before the
@@ -20,34 +20,65 @@ DEVICE bool arrives_last(LDS u32* broadcast, u32* arrivals, i32 count, i32 threa
     return true;
 }
 
-// out = sum of weight * partial, weight = exp(lse - lse of the whole). Each wave takes every fourth row, a lane 8 columns.
-// partial_out [num_splits, ROWS, 512], partial_lse [num_splits, ROWS]; out [num_rows, 512], lse [num_rows].
-DEVICE void merge_partials(const f32* partial_out, const f32* partial_lse, i32 num_splits, i32 num_rows, bf16* out, f32* lse, i32 wave, i32 lane) {
-    constexpr int COLUMNS = KV_LORA_RANK_COLUMNS / LANES;
-    for (i32 row = wave; row < num_rows; row += NUM_WAVES) {
-        // A lane a split, 64 at a time.
-        const auto lse_of_split = [&](i32 split) { return split < num_splits ? partial_lse[i64(split) * ROWS + row] : -INFINITE; };
-        f32 max_lse = -INFINITE;
-        for (i32 first = 0; first < num_splits; first += LANES) max_lse = max(max_lse, lse_of_split(first + lane));
-        max_lse = max_over_wave(max_lse);
-        // All splits empty: weights of 0 are wanted, not exp(-inf - -inf).
-        const f32 base = max_lse == -INFINITE ? 0.0f : max_lse;
+constexpr int MERGE_WIDTH = 4;  // partial results that are added up at a time
 
-        f32 sum = 0.0f;
-        vec<f32, 4> total[COLUMNS / 4] = {};
-        for (i32 first = 0; first < num_splits; first += LANES) {
-            const f32 weights = exp2((lse_of_split(first + lane) - base) * LOG2_E);
-            for (i32 split = first; split < min(first + LANES, num_splits); split++) {
-                const f32 weight = value_of_lane(weights, split - first);
-                sum += weight;
-                const auto* partial = (const vec<f32, 4>*)(partial_out + (i64(split) * ROWS + row) * KV_LORA_RANK_COLUMNS + lane * COLUMNS);
+// Adds up `count` partial results, the n-th in slot n * `stride`, into `out` and `lse`: weight of each = exp(its lse - lse of all).
+// partial_out [slots, TILE_ROWS, 512], partial_lse [slots, TILE_ROWS]; out [num_rows, 512], T = f32 or bf16; lse [num_rows], or all rows of the four that a
+// wave takes at a time where they are partial again. `out` and `lse` may be slot 0. A lane has 8 columns of each row.
+template <int TILE_ROWS, class T>
+DEVICE void merge_slots(const f32* partial_out, const f32* partial_lse, i32 stride, i32 count, i32 num_rows, T* out, f32* lse, i32 wave, i32 lane) {
+    constexpr int AT_ONCE = 4, COLUMNS = KV_LORA_RANK_COLUMNS / LANES;
+    using Rows = vec<f32, AT_ONCE>;
+    using Columns = vec<f32, COLUMNS>;
+    for (i32 first_row = wave * AT_ONCE; first_row < num_rows; first_row += NUM_WAVES * AT_ONCE) {
+        // All loads are under way together. Slots past the last are it again, with a weight of 0; rows past the last are it again, and not stored.
+        Rows lses[MERGE_WIDTH];
+        Columns partial[MERGE_WIDTH][AT_ONCE];
 #pragma unroll
-                for (i32 n = 0; n < COLUMNS / 4; n++) total[n] += partial[n] * weight;
-            }
+        for (i32 n = 0; n < MERGE_WIDTH; n++) {
+            const i64 slot_row = i64(min(n, count - 1)) * stride * TILE_ROWS;
+            lses[n] = *(const Rows*)(partial_lse + slot_row + first_row);
+#pragma unroll
+            for (i32 r = 0; r < AT_ONCE; r++)
+                partial[n][r] = *(const Columns*)(partial_out + (slot_row + min(first_row + r, num_rows - 1)) * KV_LORA_RANK_COLUMNS + lane * COLUMNS);
         }
-        auto* target = (vec<bf16, 4>*)(out + i64(row) * KV_LORA_RANK_COLUMNS + lane * COLUMNS);
+        wait_for_memory();
 #pragma unroll
-        for (i32 n = 0; n < COLUMNS / 4; n++) target[n] = __builtin_convertvector(total[n] * reciprocal_or_zero(sum), vec<bf16, 4>);
-        if (lane == 0) lse[row] = lse_of(base * LOG2_E, sum);
+        for (i32 r = 0; r < AT_ONCE; r++) {
+            f32 base = lses[0][r], sum = 0.0f;
+#pragma unroll
+            for (i32 n = 1; n < MERGE_WIDTH; n++) base = max(base, lses[n][r]);
+            if (base == -INFINITE) base = 0.0f;  // all are empty: weights of 0 are wanted, not exp(-inf - -inf)
+            Columns total = {};
+#pragma unroll
+            for (i32 n = 0; n < MERGE_WIDTH; n++) {
+                const f32 weight = n < count ? exp2((lses[n][r] - base) * LOG2_E) : 0.0f;
+                sum += weight;
+                total += partial[n][r] * weight;
+            }
+            const bool stored = first_row + r < num_rows;
+            if (stored) *(vec<T, COLUMNS>*)(out + i64(first_row + r) * KV_LORA_RANK_COLUMNS + lane * COLUMNS) =
+                    __builtin_convertvector(total * reciprocal_or_zero(sum), vec<T, COLUMNS>);
+            if (lane == 0 && (stored || sizeof(T) == sizeof(f32))) lse[first_row + r] = lse_of(base * LOG2_E, sum);
+        }
+    }
+}
+
+// To be called by each of a row tile's workgroups when its partial result stands in its slot, `split`. The last of four neighbours to arrive adds them
+// up, in the order of their splits, into the slot of the first; the last of four such, those; and so on: a tree, so that no compute unit has to read
+// many partial results. The last of all writes the result. `arrivals`: a counter for each node of the tree, level by level.
+template <int TILE_ROWS>
+DEVICE void arrive_and_merge(LDS u32* broadcast, u32* arrivals, f32* partial_out, f32* partial_lse, i32 split, i32 num_splits, i32 num_rows, bf16* out,
+                             f32* lse, i32 wave, i32 lane) {
+    for (i32 stride = 1;; stride *= MERGE_WIDTH) {
+        const i32 node = split / MERGE_WIDTH, num_nodes = (num_splits + MERGE_WIDTH - 1) / MERGE_WIDTH;
+        const i32 count = min(MERGE_WIDTH, num_splits - node * MERGE_WIDTH);
+        if (!arrives_last(broadcast, arrivals + node, count, wave * LANES + lane)) return;
+        const i64 first_row = i64(node) * MERGE_WIDTH * stride * TILE_ROWS;
+        f32* const node_out = partial_out + first_row * KV_LORA_RANK_COLUMNS;
+        f32* const node_lse = partial_lse + first_row;
+        if (num_nodes == 1) return merge_slots<TILE_ROWS>(node_out, node_lse, stride, count, num_rows, out, lse, wave, lane);
+        merge_slots<TILE_ROWS>(node_out, node_lse, stride, count, num_rows, node_out, node_lse, wave, lane);
+        arrivals += num_nodes, split = node, num_splits = num_nodes;
     }
 }

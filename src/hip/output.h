@@ -1,128 +1,201 @@
-// Softmax weights on their way through LDS, and PV: what one wave accumulates, 128 columns of V over all tokens.
+// PV: softmax weights as matrix operands, and what they add up to.
+//
+// QK leaves a lane the weights of tokens 16 b + 4 g + r of one query row (b: block of scores; g = lane / 16; r = 0 .. 3). PV may add up tokens in any
+// order, as long as weights and values agree: it takes them as they lie, and the transposed reads of V follow. So weights do not leave their wave.
 //
 // Weights are the sum of terms, two of bf16 (16 significant bits) or three of E4M3 (12, for weights above 2^-14 of their tile's largest): rounding
-// them to one would show beside the rounding of the result.
+// them to one would show beside the rounding of the result. If a wave has fewer tokens than a matrix instruction adds up, it takes several terms at once:
+// V, repeated, against one term after the other.
 #pragma once
-#include "kv_tile.h"
+#include "mx_scales.h"
 #include "softmax.h"
 
-constexpr int COLUMNS_PER_WAVE = KV_LORA_RANK_COLUMNS / NUM_WAVES;
+constexpr int NUM_COLUMN_BLOCKS = KV_LORA_RANK_COLUMNS / 16;
 
-// [TERMS][ROWS][tokens of the tile], in rows padded against bank conflicts.
-template <int NUM_TERMS, int ROW_BYTES_USED> struct WeightTile {
-    static constexpr int TERMS = NUM_TERMS, ROW_BYTES = ROW_BYTES_USED + 16;
-    alignas(16) u8 term[TERMS][ROWS * ROW_BYTES];
-};
-
-// O^T, so that a lane holds columns of one query row (lane % 16), the row of its softmax state.
+// O^T, so that a lane holds columns of one query row (lane % 16), the row of its softmax state: columns 16 n + 4 g .. + 3 in block n.
 struct OutputBlocks {
-    static constexpr int BLOCKS = COLUMNS_PER_WAVE / 16;
-    vec<f32, 4> block[BLOCKS] = {};
+    vec<f32, 4> block[NUM_COLUMN_BLOCKS] = {};
 
     DEVICE_MEMBER void rescale(f32 factor) {
 #pragma unroll
-        for (i32 b = 0; b < BLOCKS; b++) block[b] *= factor;
-    }
-    // `target`: where this lane's first column goes, T = bf16 or f32.
-    template <class T> DEVICE_MEMBER void store(T* target) const {
-#pragma unroll
-        for (i32 b = 0; b < BLOCKS; b++) *(vec<T, 4>*)(target + b * 16) = __builtin_convertvector(block[b], vec<T, 4>);
+        for (i32 n = 0; n < NUM_COLUMN_BLOCKS; n++) block[n] *= factor;
     }
 };
 
-// The three formats. Each has
-//   Weights                     their place in LDS
-//   WEIGHTS_RELATIVE_TO_TILE    or to the running base
-//   prepare                     what PV needs of a tile besides, made by all threads together
-//   store_weights               four weights, at most 1, of one row and neighbouring tokens
-//   add                         PV of one tile; `shift`: log2 of what its weights are to be multiplied with, whole and at most 0
-template <class Format> struct Output;
+// Calls add(n, values) for n = 0 .. COUNT - 1 with what read(n) returned, some n later: READS reads from LDS, of which those of the next few n are
+// under way while the present ones are used.
+template <int COUNT, int READS, class Read, class Add> DEVICE void read_ahead(Read read, Add add) {
+    constexpr int AT_ONCE = 8 / READS;
+    decltype(read(0)) values[2][AT_ONCE];
+#pragma unroll
+    for (i32 n = 0; n < AT_ONCE; n++) values[0][n] = read(n);
+    keep_order();
+#pragma unroll
+    for (i32 first = 0; first < COUNT; first += AT_ONCE) {
+        const i32 now = first / AT_ONCE % 2;
+        if (first + AT_ONCE < COUNT) {
+#pragma unroll
+            for (i32 n = 0; n < AT_ONCE; n++) values[now ^ 1][n] = read(first + AT_ONCE + n);
+            wait_for_lds<AT_ONCE * READS>();
+        } else {
+            wait_for_lds<0>();
+        }
+#pragma unroll
+        for (i32 n = 0; n < AT_ONCE; n++) add(first + n, values[now][n]);
+    }
+}
+
+// Output of a format, for TOKENS tokens at a time. Each has
+//   RELATIVE_TO_STEP            whether weights are relative to the step's own base, or to the running one
+//   SLACK                       log2 of how large a weight may be: see OnlineSoftmax
+//   Weights                     of a row's TOKENS tokens, each at most 2^SLACK, as they come from QK
+//   add                         PV of these tokens, which lie in `rows`; `shift`: log2 of what the weights are to be multiplied with, whole and at most SLACK
+template <class Format, int TOKENS> struct Output;
 
 // bf16 weights and values. Their exponents reach as far as those of f32, so that weights may be relative to the running maximum.
-template <> struct Output<Bf16> : OutputBlocks {
-    using Weights = WeightTile<2, Bf16::TOKENS * 2>;
-    static constexpr bool WEIGHTS_RELATIVE_TO_TILE = false;
+template <int TOKENS> struct Output<Bf16, TOKENS> : OutputBlocks {
+    static constexpr bool RELATIVE_TO_STEP = false;
+    static constexpr f32 SLACK = 16.0f;
     static constexpr int K = 32;  // tokens one matrix instruction adds up
+    static constexpr int TERMS = 2;
+    static constexpr bool BOTH_TERMS = TOKENS < K;  // at once
+    static constexpr int STEPS = BOTH_TERMS ? 1 : TOKENS / K, TERMS_AT_ONCE = BOTH_TERMS ? 2 : 1;
+    static_assert(TOKENS * TERMS_AT_ONCE == STEPS * K);
 
-    DEVICE_MEMBER static void prepare(LDS Weights*, const LDS KvTile<Bf16>*, i32) {}
-    DEVICE_MEMBER static void store_weights(LDS Weights* weights, vec<f32, 4> weight, i32 row, i32 first_token) {
+    struct Weights {
+        vec<u32, 4> operand[STEPS][TERMS / TERMS_AT_ONCE];
+
+        DEVICE_MEMBER Weights(const vec<f32, 4>* weight) {
+            vec<u32, 2> term[TERMS][TOKENS / 16];
 #pragma unroll
-        for (i32 t = 0; t < Weights::TERMS; t++) {
-            const auto term = __builtin_convertvector(weight, vec<bf16, 4>);
-            weight -= __builtin_convertvector(term, vec<f32, 4>);
-            *(LDS vec<bf16, 4>*)(weights->term[t] + row * Weights::ROW_BYTES + first_token * 2) = term;
-        }
-    }
-    DEVICE_MEMBER void add(const LDS KvTile<Bf16>* tile, const LDS Weights* weights, f32, i32 first_column, i32 lane) {
-        const i32 row = lane % 16, group = lane / 16;
+            for (i32 b = 0; b < TOKENS / 16; b++) {
+                auto rest = weight[b];
 #pragma unroll
-        for (i32 step = 0; step < Bf16::TOKENS / K; step++) {
-            const i32 token = step * K + group * 8;
-            vec<bf16, 8> weight[Weights::TERMS];
+                for (i32 t = 0; t < TERMS; t++) {
+                    const auto rounded = __builtin_convertvector(rest, vec<bf16, 4>);
+                    rest -= __builtin_convertvector(rounded, vec<f32, 4>);
+                    term[t][b] = __builtin_bit_cast(vec<u32, 2>, rounded);
+                }
+            }
+            if constexpr (BOTH_TERMS) {
+                // Lane groups 0 and 1 get the high terms, 2 and 3 the low ones, of 8 tokens each.
 #pragma unroll
-            for (i32 t = 0; t < Weights::TERMS; t++)
-                weight[t] = *(const LDS vec<bf16, 8>*)(weights->term[t] + row * Weights::ROW_BYTES + token * 2);
-            // Lane 4j + i of a group reads columns 4i .. 4i + 3 of the group's j-th token, and of the fourth token after it.
-            const i32 source_token = token + row / 4;
+                for (i32 n = 0; n < 2; n++) {
+                    u32 high = term[0][0][n], low = term[1][0][n];
+                    swap_halves(high, low);
+                    operand[0][0][n] = high, operand[0][0][2 + n] = low;
+                }
+            } else {
 #pragma unroll
-            for (i32 b = 0; b < BLOCKS; b++) {
-                const i32 first_byte = (first_column + b / 4 * 64) * 2, offset = (b % 4 * 16 + row % 4 * 4) * 2;
-                const auto first = ds_read_transposed(byte_of(tile, source_token, first_byte, offset));
-                const auto second = ds_read_transposed(byte_of(tile, source_token + 4, first_byte, offset));
-                const auto v = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7);
+                for (i32 s = 0; s < STEPS; s++)
 #pragma unroll
-                for (i32 t = 0; t < Weights::TERMS; t++) block[b] = mfma_bf16(v, weight[t], block[b]);
+                    for (i32 t = 0; t < TERMS; t++)
+                        operand[s][t] = {term[t][2 * s][0], term[t][2 * s][1], term[t][2 * s + 1][0], term[t][2 * s + 1][1]};
             }
         }
+    };
+
+    INLINED_WITH_SCOPES void add(const LDS u8* __restrict__ rows, const LDS BlockScales<Bf16>::Shared*, const Weights& weights, f32, i32 lane) {
+        // Lane 4j + i of a group reads columns 4i .. 4i + 3 of the first four tokens' j-th, and of the second four's.
+        const i32 row = lane % 16, group = lane / 16, token = (BOTH_TERMS ? group % 2 : group) * 4 + row / 4;
+        constexpr int READS = 2 * STEPS;
+        struct Values {
+            vec<bf16, 4> part[READS];
+        };
+        read_ahead<NUM_COLUMN_BLOCKS, READS>(
+            [&](i32 n) {
+                Values v;
+#pragma unroll
+                for (i32 i = 0; i < READS; i++)
+                    v.part[i] = ds_read_transposed(byte_of<Bf16>(rows + (BOTH_TERMS ? i * 8 * Bf16::ROW_BYTES : 0), BOTH_TERMS ? 0 : i, token, n / 4 * 128,
+                                                                 n % 4 * 32, row % 4 * 8));
+                return v;
+            },
+            [&](i32 n, const Values& v) {
+#pragma unroll
+                for (i32 s = 0; s < STEPS; s++)
+#pragma unroll
+                    for (i32 i = 0; i < TERMS / TERMS_AT_ONCE; i++)
+                        block[n] = mfma_bf16(__builtin_shufflevector(v.part[2 * s], v.part[2 * s + 1], 0, 1, 2, 3, 4, 5, 6, 7),
+                                             __builtin_bit_cast(vec<bf16, 8>, weights.operand[s][i]), block[n]);
+            });
     }
 };
 
 // E4M3 weights and values. E4M3 reaches from 2^8 down to 2^-9, so weights are stored 2^8 too large and relative to their own tile's maximum; the
 // scale operand of the matrix instruction takes back the one and brings them to the running maximum.
-template <> struct Output<Fp8E4m3fn> : OutputBlocks {
-    using Weights = WeightTile<3, Fp8E4m3fn::TOKENS>;
-    static constexpr bool WEIGHTS_RELATIVE_TO_TILE = true;
+//
+// Of 32 tokens only, a quarter of what an instruction adds up, one operand holds the values of two column blocks, in its two halves of registers; the other
+// one, two terms of the weights against one half (lane groups 0 and 1 have the first, 2 and 3 the second) and zeros against the other.
+template <int TOKENS> struct Output<Fp8E4m3fn, TOKENS> : OutputBlocks {
+    static constexpr bool RELATIVE_TO_STEP = true;
+    static constexpr f32 SLACK = 16.0f;
     static constexpr i32 GAIN_LOG2 = 8;
-    static_assert(Fp8E4m3fn::TOKENS == MX_K, "one matrix instruction adds up the tile");
+    static constexpr int TERMS = 3;
+    static constexpr bool FEW_TOKENS = TOKENS < MX_K;
+    static constexpr int HALVES = FEW_TOKENS ? 2 : 1, TERMS_AT_ONCE = FEW_TOKENS ? 2 : 1;
+    static constexpr int INSTRUCTIONS = (TERMS + TERMS_AT_ONCE - 1) / TERMS_AT_ONCE;
+    static_assert(TOKENS * HALVES * TERMS_AT_ONCE == MX_K);
 
-    DEVICE_MEMBER static void prepare(LDS Weights*, const LDS KvTile<Fp8E4m3fn>*, i32) {}
-    DEVICE_MEMBER static void store_weights(LDS Weights* weights, vec<f32, 4> weight, i32 row, i32 first_token) {
-        weight *= f32(1 << GAIN_LOG2);
+    struct Weights {
+        vec<i32, 8> operand[INSTRUCTIONS][HALVES] = {};
+
+        DEVICE_MEMBER Weights(const vec<f32, 4>* weight) {
 #pragma unroll
-        for (i32 t = 0; t < Weights::TERMS; t++) {
-            const u32 term = e4m3_from_f32_high(weight[2], weight[3], e4m3_from_f32(weight[0], weight[1]));
-            const auto t01 = f32_from_e4m3<false>(term), t23 = f32_from_e4m3<true>(term);
-            weight = (weight - vec<f32, 4>{t01[0], t01[1], t23[0], t23[1]}) * E4M3_TERM_GAIN;
-            *(LDS u32*)(weights->term[t] + row * Weights::ROW_BYTES + first_token) = term;
+            for (i32 b = 0; b < TOKENS / 16; b++) {
+                auto rest = weight[b] * f32(1 << GAIN_LOG2);
+                u32 term[INSTRUCTIONS * TERMS_AT_ONCE] = {};
+#pragma unroll
+                for (i32 t = 0; t < TERMS; t++) term[t] = split_e4m3_term(rest);
+#pragma unroll
+                for (i32 i = 0; i < INSTRUCTIONS; i++) {
+                    if constexpr (FEW_TOKENS) {
+                        swap_halves(term[2 * i], term[2 * i + 1]);
+#pragma unroll
+                        for (i32 half = 0; half < HALVES; half++)
+#pragma unroll
+                            for (i32 n = 0; n < 2; n++) operand[i][half][half * 4 + b * 2 + n] = i32(term[2 * i + n]);
+                    } else {
+                        operand[i][0][b] = i32(term[i]);
+                    }
+                }
+            }
         }
-    }
-    DEVICE_MEMBER void add(const LDS KvTile<Fp8E4m3fn>* tile, const LDS Weights* weights, f32 shift, i32 first_column, i32 lane) {
-        const i32 row = lane % 16, group = lane / 16;
+    };
+
+    INLINED_WITH_SCOPES void add(const LDS u8* __restrict__ rows, const LDS BlockScales<Fp8E4m3fn>::Shared*, const Weights& weights, f32 shift, i32 lane) {
         // A scale ends at 2^-127: a tile further below the others than 2^-100 counts as 2^-100 of them.
         const u32 exponent = u32(i32(max(shift, -100.0f)) - GAIN_LOG2);
-        vec<i32, 8> weight[Weights::TERMS];
+        const i32 group = lane / 16, j = lane % 16 / 2;
+        // Lanes 2j and 2j + 1 of a group read columns 0 .. 7 and 8 .. 15 of the j-th of eight tokens: the four of one block of scores, and of the
+        // next; or, where lane groups 2 and 3 read the same as 0 and 1, eight of one block.
+        const i32 token = FEW_TOKENS ? j / 4 * 8 + group % 2 * 4 + j % 4 : group * 4 + j % 4;
+        const LDS u8* const lane_rows = rows + (FEW_TOKENS ? 0 : j / 4 * 16 * Fp8E4m3fn::ROW_BYTES);
+        const i32 lane_offset = lane % 2 * 8 ^ (FEW_TOKENS ? 0 : Fp8E4m3fn::swizzle(j / 4 * 16) * DMA_BYTES);
+        constexpr int READS = 4;
+        struct Values {
+            i64 eight[READS];
+        };
+        read_ahead<NUM_COLUMN_BLOCKS / HALVES, READS>(
+            [&](i32 n) {
+                Values v;
 #pragma unroll
-        for (i32 half = 0; half < 2; half++)
+                for (i32 i = 0; i < READS; i++) {
+                    const i32 column_block = FEW_TOKENS ? 2 * n + i / 2 : n, tokens = FEW_TOKENS ? i % 2 : 2 * i;
+                    const auto* address = byte_of<Fp8E4m3fn>(lane_rows, tokens, token, column_block / 4 * 64, column_block % 4 * 16, lane_offset);
+                    v.eight[i] = __builtin_bit_cast(i64, ds_read_transposed_8(address));
+                }
+                return v;
+            },
+            [&](i32 n, const Values& v) {
+                const auto values = __builtin_bit_cast(vec<i32, 8>, v);
 #pragma unroll
-            for (i32 t = 0; t < Weights::TERMS; t++) {
-                const auto four = *(const LDS vec<i32, 4>*)(weights->term[t] + row * Weights::ROW_BYTES + mfma_k_of_8bit(group, half));
+                for (i32 half = 0; half < HALVES; half++)
 #pragma unroll
-                for (i32 n = 0; n < 4; n++) weight[t][half * 4 + n] = four[n];
-            }
-#pragma unroll
-        for (i32 b = 0; b < BLOCKS; b++) {
-            vec<i32, 8> v;
-#pragma unroll
-            for (i32 n = 0; n < 4; n++) {
-                // Lanes 2j and 2j + 1 of a group read columns 0 .. 7 and 8 .. 15 of the group's j-th token; eight tokens a read.
-                const i32 token = mfma_k_of_8bit(group, n / 2) + n % 2 * 8 + row / 2;
-                const auto eight = ds_read_transposed_8(byte_of(tile, token, first_column + b / 4 * 64, b % 4 * 16 + row % 2 * 8));
-                v[2 * n] = eight[0], v[2 * n + 1] = eight[1];
-            }
-#pragma unroll
-            for (i32 t = 0; t < Weights::TERMS; t++)
-                block[b] = mfma_scaled<E4M3, E4M3>(v, weight[t], block[b], E8M0_ONE, e4m3_term_scale(t) + exponent);
-        }
+                    for (i32 i = 0; i < INSTRUCTIONS; i++)
+                        block[n * HALVES + half] = mfma_scaled<E4M3, E4M3>(values, weights.operand[i][half], block[n * HALVES + half], E8M0_ONE,
+                                                                           e4m3_term_scale(FEW_TOKENS ? 2 * i + group % 2 : i) + exponent);
+            });
     }
 };
 
@@ -134,74 +207,59 @@ DEVICE vec<bf16, 8> eight_bf16_from_e2m1(u32 eight) {
 // bf16 weights, and E2M1 values that become bf16 in registers. The scale of a token's 32 columns goes into its weights, two an instruction: as it is a
 // power of two, it adds to a weight's exponent field. So that nothing has to be added to a weight of 0, weights are stored 2^127 too large and a scale
 // as what is to be subtracted from their bits, which stops at 0. (What that makes of scales below 2^-115 is too small for bf16.)
-template <> struct Output<Mxfp4> : OutputBlocks {
-    struct Weights : WeightTile<2, Mxfp4::TOKENS * 2> {
-        // [V's MX blocks][tokens of the tile]
-        alignas(16) u16 exponents[KV_LORA_RANK_COLUMNS / MX_BLOCK][Mxfp4::TOKENS + 8];
-    };
-    static constexpr bool WEIGHTS_RELATIVE_TO_TILE = false;
-    static constexpr u32 BIAS = 127;
-    static constexpr int TOKENS_PER_READ = 64;  // of one transposed read: 16 a lane
+template <int TOKENS> struct Output<Mxfp4, TOKENS> : OutputBlocks {
+    static constexpr bool RELATIVE_TO_STEP = false;
+    static constexpr f32 SLACK = 0.0f;  // weights are as large as bf16 can be
+    static constexpr int TERMS = 2, K = 32, STEPS = TOKENS / K;
+    static_assert(TOKENS == Mxfp4::TOKENS && TOKENS == LANES, "one transposed read brings 16 columns of all tokens");
 
-    DEVICE_MEMBER static void prepare(LDS Weights* weights, const LDS KvTile<Mxfp4>* tile, i32 thread) {
-        constexpr int BLOCKS_PER_THREAD = KV_LORA_RANK_COLUMNS / MX_BLOCK * Mxfp4::TOKENS / NUM_THREADS;
-        const i32 token = thread % Mxfp4::TOKENS, first_block = thread / Mxfp4::TOKENS * BLOCKS_PER_THREAD;
-        u32 scales[BLOCKS_PER_THREAD / 2];  // two each, in the low half
+    struct Weights {
+        vec<u16, 8> term[TERMS][STEPS];
+
+        DEVICE_MEMBER Weights(const vec<f32, 4>* weight) {
 #pragma unroll
-        for (i32 n = 0; n < BLOCKS_PER_THREAD / 2; n++)
-            scales[n] = *(const LDS u32*)(tile->scale_pairs + KvTile<Mxfp4>::scale_offset(token, 2 * n, first_block));
-        // A weight of 1 is 2^127, and is to become 2^(scale - 127). (A NaN scale has made the scores NaN.)
-        constexpr u32 ONE = (BIAS + E8M0_ONE) << 7;
+            for (i32 b = 0; b < TOKENS / 16; b++) {
+                auto rest = weight[b] * 0x1p127f;
 #pragma unroll
-        for (i32 n = 0; n < BLOCKS_PER_THREAD / 2; n++) {
-            weights->exponents[first_block + 2 * n][token] = u16(ONE - (scales[n] << 7 & 0x7f80));
-            weights->exponents[first_block + 2 * n + 1][token] = u16(ONE - (scales[n] >> 1 & 0x7f80));
-        }
-    }
-    DEVICE_MEMBER static void store_weights(LDS Weights* weights, vec<f32, 4> weight, i32 row, i32 first_token) {
-        weight *= 0x1p127f;
+                for (i32 t = 0; t < TERMS; t++) {
+                    // Cut off, not rounded: then no term is negative.
+                    const auto bits = __builtin_bit_cast(vec<u32, 4>, rest);
+                    rest -= __builtin_bit_cast(vec<f32, 4>, bits & 0xffff0000);
+                    const auto four = __builtin_convertvector(bits >> 16, vec<u16, 4>);
 #pragma unroll
-        for (i32 t = 0; t < Weights::TERMS; t++) {
-            // Cut off, not rounded: then no term is negative.
-            const auto bits = __builtin_bit_cast(vec<u32, 4>, weight);
-            weight -= __builtin_bit_cast(vec<f32, 4>, bits & 0xffff0000);
-            *(LDS vec<u16, 4>*)(weights->term[t] + row * Weights::ROW_BYTES + first_token * 2) = __builtin_convertvector(bits >> 16, vec<u16, 4>);
-        }
-    }
-    DEVICE_MEMBER void add(const LDS KvTile<Mxfp4>* tile, const LDS Weights* weights, f32, i32 first_column, i32 lane) {
-        const i32 row = lane % 16, group = lane / 16;
-#pragma unroll
-        for (i32 first_token = 0; first_token < Mxfp4::TOKENS; first_token += TOKENS_PER_READ) {
-            const i32 token = first_token + group * 16;
-            vec<u16, 8> weight[Weights::TERMS][2];
-#pragma unroll
-            for (i32 t = 0; t < Weights::TERMS; t++)
-#pragma unroll
-                for (i32 k = 0; k < 2; k++)
-                    weight[t][k] = *(const LDS vec<u16, 8>*)(weights->term[t] + row * Weights::ROW_BYTES + (token + k * 8) * 2);
-#pragma unroll
-            for (i32 mx = 0; mx < COLUMNS_PER_WAVE / MX_BLOCK; mx++) {
-                const LDS u16* exponents = &weights->exponents[first_column / MX_BLOCK + mx][token];
-                vec<bf16, 8> scaled[Weights::TERMS][2];
-#pragma unroll
-                for (i32 k = 0; k < 2; k++) {
-                    const auto exponent = *(const LDS vec<u16, 8>*)(exponents + k * 8);
-#pragma unroll
-                    for (i32 t = 0; t < Weights::TERMS; t++)
-                        scaled[t][k] = __builtin_bit_cast(vec<bf16, 8>, __builtin_elementwise_sub_sat(weight[t][k], exponent));
-                }
-#pragma unroll
-                for (i32 b = mx * 2; b < mx * 2 + 2; b++) {
-                    // Lane j of a group reads 16 columns of the group's j-th token, and gets one column of its 16 tokens.
-                    const auto sixteen = ds_read_transposed_4(byte_of(tile, token + row, (first_column + b * 16) / 2, 0));
-#pragma unroll
-                    for (i32 k = 0; k < 2; k++) {
-                        const auto v = eight_bf16_from_e2m1(u32(sixteen[k]));
-#pragma unroll
-                        for (i32 t = 0; t < Weights::TERMS; t++) block[b] = mfma_bf16(v, scaled[t][k], block[b]);
-                    }
+                    for (i32 r = 0; r < 4; r++) term[t][b / 2][b % 2 * 4 + r] = four[r];
                 }
             }
         }
+    };
+
+    INLINED_WITH_SCOPES void add(const LDS u8* __restrict__ rows, const LDS MxScales* scales, const Weights& weights, f32, i32 lane) {
+        // Lane j of a group reads 16 columns of the group's j-th token, and gets one column of its 16 tokens.
+        const i32 row = lane % 16, group = lane / 16, token = row / 4 * 16 + group * 4 + row % 4;
+        vec<bf16, 8> scaled[TERMS][STEPS];
+        struct Values {
+            vec<i32, 2> sixteen;
+            vec<u16, 8> exponent[STEPS];  // of the MX block, with its first column block
+        };
+        read_ahead<NUM_COLUMN_BLOCKS, 2>(
+            [&](i32 n) {
+                Values v;
+                if (n % 2 == 0)
+#pragma unroll
+                    for (i32 s = 0; s < STEPS; s++) v.exponent[s] = *(const LDS vec<u16, 8>*)&scales->of_v[n / 2][group * 16 + s * 8];
+                v.sixteen = ds_read_transposed_4(byte_of<Mxfp4>(rows, 0, token, n / 4 * 32 + n % 2 * 8, n / 2 % 2 * 16, 0));
+                return v;
+            },
+            [&](i32 n, const Values& v) {
+#pragma unroll
+                for (i32 s = 0; s < STEPS; s++) {
+                    const auto values = eight_bf16_from_e2m1(u32(v.sixteen[s]));
+#pragma unroll
+                    for (i32 t = 0; t < TERMS; t++) {
+                        if (n % 2 == 0) scaled[t][s] = __builtin_bit_cast(vec<bf16, 8>, __builtin_elementwise_sub_sat(weights.term[t][s], v.exponent[s]));
+                        block[n] = mfma_bf16(values, scaled[t][s], block[n]);
+                    }
+                }
+            });
     }
 };

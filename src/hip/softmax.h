@@ -8,16 +8,16 @@ constexpr f32 LN_2 = 0.69314718055994530942f;
 constexpr f32 NO_LOGIT = -3.0e38f;
 constexpr f32 INFINITE = __builtin_inff();
 
-// `base` is what weights are relative to: the maximum so far, rounded up to a whole number, so that every rescale is by a power of two and rounds
-// nothing.
+// `base` is what sum and output are relative to: the maximum so far, rounded up to a whole number, so that every rescale is by a power of two and rounds
+// nothing; or up to `slack` less than that, so that a rescale is seldom needed.
 struct OnlineSoftmax {
     f32 base = NO_LOGIT;
     f32 sum = 0.0f;  // of this lane's own weights only; added over lanes and waves once, at the end
 
     DEVICE_MEMBER static f32 base_for(f32 logit_max) { return max(NO_LOGIT, __builtin_ceilf(logit_max)); }
     // Takes in another base; returns the factor for all that was accumulated before.
-    DEVICE_MEMBER f32 rescale_for(f32 other) {
-        const f32 new_base = max(base, other);
+    DEVICE_MEMBER f32 rescale_for(f32 other, f32 slack) {
+        const f32 new_base = other > base + slack ? other : base;
         const f32 factor = exp2(base - new_base);
         base = new_base;
         sum *= factor;
