@@ -21,8 +21,8 @@ from . import __version__, batch_file, probe, terminal
 from .batch import make_batch
 from .check import check
 from .code_object import CODE_OBJECTS, CodeObject
-from .decode import decode_batch
-from .decode_kernel import KV_FORMATS, kernel_name
+from .decode import decode_batch, kernel_name
+from .decode_kernel import KV_FORMATS
 from .demo import LEGEND, TABLE_HEAD, demo, describe, describe_device, table_row, verdict
 from .device import Device, open_device
 from .errors import DeviceError, KernelFault, UnsupportedArch
@@ -194,7 +194,7 @@ def _decode(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.kv} holds a cache of shape {stored.shape}, the kv of {options.batch} has shape {original.shape}")
     batch = make_batch(**{**arguments, "kv": stored, "num_splits": options.splits})
     with _opened(options.device) as device:
-        kernel = kernel_name(batch.cache.kv_format, device.arch)
+        kernel = kernel_name(batch, device)
         print(f"batch   {options.batch.name}: {describe(batch)}")
         print(describe_device(device), flush=True)
         begin = time.perf_counter()

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from .batch import KV_LORA_RANK, Batch, make_batch
+from .decode_kernel import kernel_for
 from .device import Device, open_device
 from .plan import Plan
 from .resources import Buffer
@@ -95,6 +96,12 @@ def decode_batch(batch: Batch, device: Device) -> tuple[np.ndarray, np.ndarray]:
     with prepared_decode(batch, device) as prepared:
         prepared.launch()
         return prepared.results()
+
+
+def kernel_name(batch: Batch, device: Device) -> str:
+    """The kernel that decodes a batch. UnsupportedArch or ValueError if the device's architecture has none."""
+    q_lens = batch.qo_indptr[1:] - batch.qo_indptr[:-1]
+    return kernel_for(device, batch.cache.kv_format, int(q_lens.max(initial=0)) * batch.num_heads).kernel.info.name
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,19 @@ KV_FORMATS = {"gfx950": ("bf16", "fp8_e4m3fn", "mxfp4")}
 
 @dataclass(frozen=True)
 class DecodeKernel:
-    """rows_per_tile: query rows of a workgroup; tokens_per_tile: tokens that it loads at a time."""
+    """rows_per_tile: query rows of a workgroup; tokens_per_tile: tokens that its waves take at a time."""
 
     kernel: Kernel
     rows_per_tile: int
     tokens_per_tile: int
 
 
-def kernel_name(kv_format: str, arch: str) -> str:
-    """The decode kernel of a format. Raises UnsupportedArch or ValueError if the architecture has none."""
+def require_format(kv_format: str, arch: str) -> None:
+    """UnsupportedArch or ValueError if the architecture's kernels do not read caches of that format."""
     if arch not in KV_FORMATS:
         raise UnsupportedArch(f"there are no decode kernels for {arch}, only for {', '.join(KV_FORMATS)}")
     if kv_format not in KV_FORMATS[arch]:
         raise ValueError(f"kv_format {kv_format!r} cannot be decoded on {arch}; it reads {', '.join(KV_FORMATS[arch])}")
-    return f"mla_decode_{kv_format}"
 
 
 def kernel_for(device: Device, kv_format: str, max_rows: int) -> DecodeKernel:
@@ -35,6 +34,9 @@ def kernel_for(device: Device, kv_format: str, max_rows: int) -> DecodeKernel:
 
     Raises UnsupportedArch or ValueError if its architecture has none.
     """
-    name = kernel_name(kv_format, device.arch)
+    require_format(kv_format, device.arch)
     module = device.packaged("mla_decode")
-    return DecodeKernel(module.kernel(name), module.constants["ROWS_PER_TILE"], module.constants["TOKENS_PER_TILE"])
+    constants = module.constants
+    shape = "narrow" if max_rows <= constants["NARROW_ROWS"] else "wide"
+    kernel = module.kernel(f"mla_decode_{kv_format}_{shape}")
+    return DecodeKernel(kernel, constants[f"{shape.upper()}_ROWS"], constants[f"TOKENS_PER_TILE_{kv_format.upper()}"])

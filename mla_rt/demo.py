@@ -13,8 +13,8 @@ from .arguments import counted
 from .batch import Batch, make_batch
 from .batch_file import quantize
 from .check import Check, check
-from .decode import decode_batch
-from .decode_kernel import KV_FORMATS, kernel_name
+from .decode import decode_batch, kernel_name
+from .decode_kernel import KV_FORMATS
 from .device import Device
 
 PROMISE = (
@@ -62,7 +62,7 @@ def demo(arguments: dict[str, Any], source: str, device: Device) -> bool:
         out, lse = decode_batch(batch, device)
         seconds = time.perf_counter() - begin
         results[kv_format] = check(batch, stored, original, out, lse)
-        print(table_row(batch, results[kv_format], kernel_name(kv_format, device.arch), seconds), flush=True)
+        print(table_row(batch, results[kv_format], kernel_name(batch, device), seconds), flush=True)
     print(f"\n{LEGEND}\n")
     kept, lines = verdict(results)
     print(*lines, sep="\n")

@@ -16,7 +16,7 @@ import numpy as np
 from .arguments import INT32_MAX, as_count, as_flag, as_positive, counted
 from .arrays import DeviceArray
 from .batch import KV_LORA_RANK, MAX_NUM_HEADS, QK_WIDTH, ROW_BYTES, SCALES_PER_ROW
-from .decode_kernel import DecodeKernel, kernel_for, kernel_name
+from .decode_kernel import DecodeKernel, kernel_for, require_format
 from .device import Device
 from .errors import DeviceError
 from .operands import Operand, overlap, packed_address
@@ -111,7 +111,7 @@ class Plan:
         num_cus: int | None = None,
     ):
         """Use `plan`, which checks. num_cus: compute units that the work is cut for; None: those of the device."""
-        kernel_name(kv_format, device.arch)  # raises if there is none
+        require_format(kv_format, device.arch)
         self.device, self.num_heads, self.page_size, self.kv_format = device, num_heads, requests.page_size, kv_format
         self.sm_scale, self.causal, self.num_splits, self.max_kv_len = sm_scale, causal, num_splits, max_kv_len
         self._num_cus = device.num_compute_units if num_cus is None else num_cus
@@ -398,7 +398,7 @@ class Plan:
             "work": work_list.work.nbytes,
             "partial_out": partial_rows * KV_LORA_RANK * _F32.itemsize,
             "partial_lse": partial_rows * _F32.itemsize,
-            "arrivals": work_list.num_merges * 4,
+            "arrivals": work_list.num_counters * 4,
         }
 
     def _grow(self, bytes_needed: dict[str, int], stream: Stream | None) -> None:

@@ -1,8 +1,8 @@
 """From the lengths of a batch to the work list of its launch. Pure numpy, O(batch + work), no device.
 
 A request's query rows (row = q_idx * num_heads + head) are cut into row tiles, its tokens into splits. One workgroup takes one row tile
-over one split. A request that is not split writes its result directly; the others leave partials, which the last of a row tile's
-workgroups to arrive merges.
+over one split. A request that is not split writes its result directly; the others leave partials, which a row tile's workgroups merge as
+they arrive: the last of four neighbours those four, the last of four such those, and so on.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 
 _INT32_MAX = 2**31 - 1
 WORK_WORDS = 8
+MERGE_WIDTH = 4  # partials that are merged at a time: the code object exports it too
 
 # The cost model, in units of the time of one tile of tokens: what every workgroup pays (loading its query, storing its result), what one of several
-# splits pays more (its partials out), and what the last of them to arrive pays for each split (partials in). From the FP8 kernel's speed reports.
-FIXED_COST, SPLIT_COST, MERGE_COST = 2.0, 1.0, 0.1
+# splits pays more (its partials out), and what the last of them to arrive pays for each level of merging. From the FP8 kernel's speed reports.
+FIXED_COST, SPLIT_COST, LEVEL_COST = 2.0, 0.3, 0.9
 # Lengths of a split that are tried: these parts of a CU's fair share of all tiles, and those of the longest request.
 _OF_FAIR_SHARE = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.8, 0.84, 0.88, 0.92, 0.96, 1, 1.04, 1.08, 1.15, 1.3)
 _OF_LONGEST = (1 / 96, 1 / 64, 1 / 48, 1 / 32, 1 / 24, 1 / 16, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 1)
@@ -31,15 +32,15 @@ class WorkList:
     work          [num_work, 8] int32, a row a workgroup, the longest first:
                   request_idx, row_begin, kv_begin, kv_end: rows row_begin.. of the request (at most a tile) against these tokens of it;
                   kv_begin == kv_end only for a request without tokens (out 0, lse -inf);
-                  merge_idx: counter of the row tile's arrivals; -1: not split, the result is final;
+                  merge_idx: first counter of the row tile's arrivals; -1: not split, the result is final;
                   first_partial, split, num_splits: the row tile's partials are num_splits slots from first_partial on, in the order of the
                   splits, so that the merge adds in a fixed order; this one is number `split`
-    num_merges    row tiles that are split
+    num_counters  of arrivals: a row tile that is split has one for each merge, level by level
     num_partials  slots of the partial buffers
     """
 
     work: np.ndarray
-    num_merges: int
+    num_counters: int
     num_partials: int
 
 
@@ -89,14 +90,15 @@ def make_work_list(
     num_splits_of, kv_len, units_of = splits[request], kv_lens[request], units[request]
     kv_begin, kv_end = (np.minimum(cut * units_of // num_splits_of * cut_unit, kv_len) for cut in (split, split + 1))
     is_split = num_splits_of > 1
-    num_merges_of = np.where(splits > 1, row_tiles, 0)
-    first_merge, first_partial = (np.cumsum(counts) - counts for counts in (num_merges_of, num_partials_of))
+    counters_a_tile = num_merges(splits)
+    num_counters_of = row_tiles * counters_a_tile
+    first_counter, first_partial = (np.cumsum(counts) - counts for counts in (num_counters_of, num_partials_of))
     work = np.empty((num_work, WORK_WORDS), np.int32)
     work[:, 0] = request
     work[:, 1] = tile * rows_per_tile
     work[:, 2] = kv_begin
     work[:, 3] = kv_end
-    work[:, 4] = np.where(is_split, first_merge[request] + tile, -1)
+    work[:, 4] = np.where(is_split, first_counter[request] + tile * counters_a_tile[request], -1)
     work[:, 5] = np.where(is_split, first_partial[request] + tile * num_splits_of, 0)
     work[:, 6] = split
     work[:, 7] = num_splits_of
@@ -104,7 +106,16 @@ def make_work_list(
     # stay neighbours: they read the same tokens, which then come from the cache.
     # (Of equal lengths the first comes first: with the place in the key no stable sort is needed, which would take longer.)
     longest_first = np.argsort((kv_begin - kv_end) * num_work + np.arange(num_work))
-    return WorkList(work[longest_first], int(num_merges_of.sum()), num_partials)
+    return WorkList(work[longest_first], int(num_counters_of.sum()), num_partials)
+
+
+def num_merges(splits: np.ndarray) -> np.ndarray:
+    """How many merges make one result of so many splits."""
+    total = np.zeros_like(splits)
+    while (splits > 1).any():
+        total += np.where(splits > 1, -(-splits // MERGE_WIDTH), 0)
+        splits = -(-splits // MERGE_WIDTH)
+    return total
 
 
 def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) -> np.ndarray:
@@ -137,7 +148,8 @@ def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) ->
 
 def cost_of(tiles: np.ndarray, splits: np.ndarray) -> np.ndarray:
     """Of a workgroup with so many tiles, one of `splits` of its row tile, any of which may arrive last."""
-    return tiles + FIXED_COST + np.where(splits > 1, SPLIT_COST + MERGE_COST * splits, 0.0)
+    levels = np.ceil(np.log2(splits) / math.log2(MERGE_WIDTH))
+    return tiles + FIXED_COST + np.where(splits > 1, SPLIT_COST, 0.0) + LEVEL_COST * levels
 
 
 def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray, num_cus: int) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from mla_rt.batch import make_batch
 from mla_rt.decode import decode
-from mla_rt.decode_kernel import kernel_name
+from mla_rt.decode_kernel import require_format
 from mla_rt.errors import UnsupportedArch
 from mla_rt.formats import FP8, MXFP4
 
@@ -182,7 +182,7 @@ def test_fnuz_is_not_read_as_fn():
 
 def test_an_arch_without_kernels():
     with pytest.raises(UnsupportedArch, match=r"gfx90a.*gfx950"):
-        kernel_name("bf16", "gfx90a")
+        require_format("bf16", "gfx90a")
 
 
 def test_defaults_are_those_of_the_documentation():

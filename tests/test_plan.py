@@ -313,7 +313,7 @@ def test_a_fault_leaves_the_plan_usable(monkeypatch):
         expected = arrays.run_for_results(a_plan)
 
         def stop_midway(*arguments, **options):
-            a_plan._buffers["arrivals"].upload(np.full(a_plan.work_list.num_merges, 7, np.uint32))
+            a_plan._buffers["arrivals"].upload(np.full(a_plan.work_list.num_counters, 7, np.uint32))
             raise KernelFault("made to stop")
 
         monkeypatch.setattr(importlib.import_module("mla_rt.emulator_device"), "run", stop_midway)

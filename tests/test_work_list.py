@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import heapq
 import time
 
@@ -21,6 +22,11 @@ def plan(q_lens, kv_lens, *, num_heads=16, num_splits=None, num_cus=256, rows=RO
     work_list = make_work_list(qo_indptr, np.array(kv_lens, np.int64), **options)
     assert work_list.work.dtype == np.int32 and work_list.work.flags.c_contiguous
     return work_list
+
+
+def merges_of(num_splits):
+    """Merges of four until one is left."""
+    return 0 if num_splits == 1 else math.ceil(num_splits / 4) + merges_of(math.ceil(num_splits / 4))
 
 
 def check(work_list, q_lens, kv_lens, num_heads, rows=ROWS):
@@ -43,15 +49,16 @@ def check(work_list, q_lens, kv_lens, num_heads, rows=ROWS):
             assert split not in pieces
             pieces[split] = (first_row[request] + row_begin, num_rows, first_partial, num_splits, kv_begin, kv_end)
     assert all((c == 1).all() for c in covered)
-    assert sorted(merges) == list(range(work_list.num_merges))
-    slots = []
-    for pieces in merges.values():
+    counters, slots = [], []
+    for first_counter, pieces in merges.items():
         (row_begin, num_rows, first_partial, num_splits), *others = {piece[:4] for piece in pieces.values()}
         assert not others and num_splits >= 2 and sorted(pieces) == list(range(num_splits))
         assert all(pieces[split][5] == pieces[split + 1][4] for split in range(num_splits - 1))
         slots += range(first_partial, first_partial + num_splits)
+        counters += range(first_counter, first_counter + merges_of(num_splits))
         written[row_begin : row_begin + num_rows] += 1
     assert sorted(slots) == list(range(work_list.num_partials))
+    assert sorted(counters) == list(range(work_list.num_counters))
     assert (written == 1).all()
     lengths = work_list.work[:, 3] - work_list.work[:, 2]
     assert (np.diff(lengths) <= 0).all()
@@ -102,7 +109,7 @@ def test_row_tiles_of_one_split_are_neighbours():
 def test_nothing_to_do():
     for q_lens, kv_lens in [([], []), ([0], [100]), ([0, 0], [0, 5])]:
         work_list = plan(q_lens, kv_lens)
-        assert work_list.work.shape == (0, WORK_WORDS) and work_list.num_merges == work_list.num_partials == 0
+        assert work_list.work.shape == (0, WORK_WORDS) and work_list.num_counters == work_list.num_partials == 0
 
 
 def splits_of(work_list, batch):

@@ -95,6 +95,11 @@ DEVICE const u8* shuffle(const u8* address, i32 lane) {
     const u64 bits = u64(address);
     return (const u8*)(u64(u32(shuffle(i32(bits >> 32), lane))) << 32 | u32(shuffle(i32(bits), lane)));
 }
+// The largest of the four lanes that are equal apart from their last two bits; all four get it, and all four must be active.
+DEVICE u32 max_over_quad(u32 value) {
+    value = max(value, u32(__builtin_amdgcn_mov_dpp(i32(value), 0xb1, 0xf, 0xf, true)));   // quad_perm:[1,0,3,2]
+    return max(value, u32(__builtin_amdgcn_mov_dpp(i32(value), 0x4e, 0xf, 0xf, true)));    // quad_perm:[2,3,0,1]
+}
 DEVICE bool any_lane(bool condition) { return __builtin_amdgcn_ballot_w64(condition) != 0; }
 // What op makes of the four lanes that are equal modulo 16; all four get it. Order: (l, l^16) first, then the halves.
 template <class Op> DEVICE u32 reduce_over_lane_groups(u32 value, Op op) {

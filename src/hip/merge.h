@@ -20,7 +20,7 @@ DEVICE bool arrives_last(LDS u32* broadcast, u32* arrivals, i32 count, i32 threa
     return true;
 }
 
-constexpr int MERGE_WIDTH = 4;  // partial results that are added up at a time
+constexpr int MERGED_AT_ONCE = 4;  // partial results that are added up at a time
 
 // Adds up `count` partial results, the n-th in slot n * `stride`, into `out` and `lse`: weight of each = exp(its lse - lse of all).
 // partial_out [slots, TILE_ROWS, 512], partial_lse [slots, TILE_ROWS]; out [num_rows, 512], T = f32 or bf16; lse [num_rows], or all rows of the four that a
@@ -32,10 +32,10 @@ DEVICE void merge_slots(const f32* partial_out, const f32* partial_lse, i32 stri
     using Columns = vec<f32, COLUMNS>;
     for (i32 first_row = wave * AT_ONCE; first_row < num_rows; first_row += NUM_WAVES * AT_ONCE) {
         // All loads are under way together. Slots past the last are it again, with a weight of 0; rows past the last are it again, and not stored.
-        Rows lses[MERGE_WIDTH];
-        Columns partial[MERGE_WIDTH][AT_ONCE];
+        Rows lses[MERGED_AT_ONCE];
+        Columns partial[MERGED_AT_ONCE][AT_ONCE];
 #pragma unroll
-        for (i32 n = 0; n < MERGE_WIDTH; n++) {
+        for (i32 n = 0; n < MERGED_AT_ONCE; n++) {
             const i64 slot_row = i64(min(n, count - 1)) * stride * TILE_ROWS;
             lses[n] = *(const Rows*)(partial_lse + slot_row + first_row);
 #pragma unroll
@@ -47,11 +47,11 @@ DEVICE void merge_slots(const f32* partial_out, const f32* partial_lse, i32 stri
         for (i32 r = 0; r < AT_ONCE; r++) {
             f32 base = lses[0][r], sum = 0.0f;
 #pragma unroll
-            for (i32 n = 1; n < MERGE_WIDTH; n++) base = max(base, lses[n][r]);
+            for (i32 n = 1; n < MERGED_AT_ONCE; n++) base = max(base, lses[n][r]);
             if (base == -INFINITE) base = 0.0f;  // all are empty: weights of 0 are wanted, not exp(-inf - -inf)
             Columns total = {};
 #pragma unroll
-            for (i32 n = 0; n < MERGE_WIDTH; n++) {
+            for (i32 n = 0; n < MERGED_AT_ONCE; n++) {
                 const f32 weight = n < count ? exp2((lses[n][r] - base) * LOG2_E) : 0.0f;
                 sum += weight;
                 total += partial[n][r] * weight;
@@ -70,11 +70,11 @@ DEVICE void merge_slots(const f32* partial_out, const f32* partial_lse, i32 stri
 template <int TILE_ROWS>
 DEVICE void arrive_and_merge(LDS u32* broadcast, u32* arrivals, f32* partial_out, f32* partial_lse, i32 split, i32 num_splits, i32 num_rows, bf16* out,
                              f32* lse, i32 wave, i32 lane) {
-    for (i32 stride = 1;; stride *= MERGE_WIDTH) {
-        const i32 node = split / MERGE_WIDTH, num_nodes = (num_splits + MERGE_WIDTH - 1) / MERGE_WIDTH;
-        const i32 count = min(MERGE_WIDTH, num_splits - node * MERGE_WIDTH);
+    for (i32 stride = 1;; stride *= MERGED_AT_ONCE) {
+        const i32 node = split / MERGED_AT_ONCE, num_nodes = (num_splits + MERGED_AT_ONCE - 1) / MERGED_AT_ONCE;
+        const i32 count = min(MERGED_AT_ONCE, num_splits - node * MERGED_AT_ONCE);
         if (!arrives_last(broadcast, arrivals + node, count, wave * LANES + lane)) return;
-        const i64 first_row = i64(node) * MERGE_WIDTH * stride * TILE_ROWS;
+        const i64 first_row = i64(node) * MERGED_AT_ONCE * stride * TILE_ROWS;
         f32* const node_out = partial_out + first_row * KV_LORA_RANK_COLUMNS;
         f32* const node_lse = partial_lse + first_row;
         if (num_nodes == 1) return merge_slots<TILE_ROWS>(node_out, node_lse, stride, count, num_rows, out, lse, wave, lane);

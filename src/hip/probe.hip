@@ -89,14 +89,14 @@ KERNEL(NUM_THREADS) probe_dma_immediate(const u8* source, // [2048]
 KERNEL(NUM_THREADS) probe_buffer_dma_immediate(const u8* source, // [2048]
                                                u32* result) {    // [512]
     SHARED u32 lds[SHOWN_WORDS];
-    show_dma((LDS u32*)lds, result, [&](LDS u8* target) { buffer_dma_16_to_lds<IMMEDIATE>(source, SHOWN_WORDS * 4, thread_idx() * 16, target); });
+    show_dma((LDS u32*)lds, result, [&](LDS u8* target) { buffer_dma_16_to_lds<IMMEDIATE>(source, SHOWN_WORDS * 4, thread_idx() * 16, 0, target); });
 }
 
 KERNEL(NUM_THREADS) probe_buffer_dma_bounds(const u8* source, // [2048]
                                             u32* result,      // [512]
                                             i32 num_bytes) {  // of `source` that are in range
     SHARED u32 lds[SHOWN_WORDS];
-    show_dma((LDS u32*)lds, result, [&](LDS u8* target) { buffer_dma_16_to_lds(source, num_bytes, thread_idx() * 16, target); });
+    show_dma((LDS u32*)lds, result, [&](LDS u8* target) { buffer_dma_16_to_lds(source, num_bytes, thread_idx() * 16, 0, target); });
 }
 
 // Lane l takes the two bytes at 4 * l + 2: no dword begins there.
