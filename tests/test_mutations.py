@@ -42,39 +42,39 @@ def barrier(what: str, before: str, file: str = "mla_decode.hip", cases: tuple[C
     return Mutation(f"barrier {what}", file, before + "lds_barrier();", before, cases, seeds=(0, 1), **options)
 
 
-NARROW = {"kv_formats": ("fp8_e4m3fn", "mxfp4")}  # that split the query
+SMALL = {"kv_formats": ("fp8_e4m3fn", "mxfp4")}  # that split the query
 FP8 = {"kv_formats": ("fp8_e4m3fn",)}
-VISIBLE = "causal ? min(kv_end, kv_len - q_len + request_row / num_heads + 1) : kv_end"
+MXFP4 = {"kv_formats": ("mxfp4",)}
+ONE_A_PAGE = LONG.but(page_size=1)
+VISIBLE = "return min(kv_end, last_visible + (row_begin + row) / num_heads + 1);"
 MUTATIONS = (
-    barrier("before the query's maxima are read", "tile->largest[wave][row] = largest;\n        ", "scores.h", **NARROW),
-    barrier("before the query's terms are read", "codes[t];\n        }\n        ", "scores.h", **NARROW),
-    barrier("before a tile is read", "wait_for_memory();\n        ", cases=(LONG,)),
-    barrier("before the maxima are read", "logit_max[wave][row] = logit_max;\n        "),
-    barrier("before the weights are read", "sum * exp2(shift) : sum;\n        "),
-    barrier("before the sums are read", "weight_sum[wave][row] = wave_sum;\n    "),
+    barrier("before the query's maxima are read", "tile->largest[wave][row] = largest;\n            ", "scores.h", (LONG,), **SMALL),
+    barrier("before the query's terms are read", "        if constexpr (SHARERS > 1) {\n            ", "scores.h", (LONG,), **SMALL),
+    Mutation("barrier before the query's place is used again", "mla_decode.hip", "if constexpr (!WIDE) lds_barrier();", "", (LONG,), **SMALL, seeds=(0, 1)),
+    Mutation("barrier before a tile is read", "mla_decode.hip", "if constexpr (WIDE) lds_barrier();", "", seeds=(0, 1)),
+    barrier("before the streams' ends are written", "const i32 row = lane % ROWS;\n    ", "join.h", (LONG,)),
+    barrier("before the streams' ends are read", "= output.block[n];\n    ", "join.h", (LONG,)),
     barrier("before the count of arrivals is read", "*broadcast = atomic_add(arrivals, 1);\n    }\n    ", "merge.h", (SPLIT,)),
-    Mutation("tail mask", "mla_decode.hip", VISIBLE, "causal ? kv_len - q_len + request_row / num_heads + 1 : kv_end + TOKENS", (FULL,)),
-    Mutation("tail mask of a split", "mla_decode.hip", VISIBLE, VISIBLE.replace("min(kv_end, ", "min(kv_end + TOKENS, "), (SPLIT,)),
-    Mutation("causal mask", "mla_decode.hip", VISIBLE, "causal ? min(kv_end, kv_len + request_row) : kv_end"),
-    Mutation("rescale of the running sum", "softmax.h", "        sum *= factor;\n", ""),
-    Mutation("rescale of the running output", "mla_decode.hip", "if (any_lane(factor != 1.0f)) output.rescale(factor);", "(void)factor;"),
-    Mutation("scale of a tile's weights", "output.h", "e4m3_term_scale(t) + exponent", "e4m3_term_scale(t) + 0 * exponent", **FP8),
-    Mutation("scale of a tile's sum", "mla_decode.hip", "sum * exp2(shift) : sum", "sum : sum", **FP8),
-    Mutation("weights of the merge", "merge.h", "exp2((lse_of_split(first + lane) - base) * LOG2_E)", "1.0f", (SPLIT,)),
-    Mutation("last part of the merge", "merge.h", "split < min(first + LANES, num_splits)", "split < min(first + LANES, num_splits - 1)", (SPLIT,)),
+    Mutation("tail mask", "mla_decode.hip", VISIBLE, "return last_visible + (row_begin + row) / num_heads + 1;", (FULL,)),
+    Mutation("tail mask of a split", "mla_decode.hip", VISIBLE, VISIBLE.replace("min(kv_end, ", "min(kv_end + 64, "), (SPLIT,)),
+    Mutation("causal mask", "mla_decode.hip", "causal ? kv_len - q_len : kv_len", "causal ? kv_len : kv_len"),
+    # In the other formats a rescale is wanted beyond 2^16 only, which these logits do not reach.
+    Mutation("rescale of the running sum", "softmax.h", "        sum *= factor;\n", "", (LONG,), **MXFP4),
+    Mutation("rescale of the running output", "mla_decode.hip", "if (any_lane(factor != 1.0f)) output.rescale(factor);", "(void)factor;", (LONG,), **MXFP4),
+    Mutation("scale of a step's weights", "output.h", " : i) + exponent", " : i) + 0 * exponent", **FP8),
+    Mutation("scale of a step's sum", "mla_decode.hip", "sum * exp2(shift) : sum", "sum : sum", (LONG,), **FP8),
+    Mutation("weights of the join", "join.h", "exp2(base[w] - softmax.base)", "1.0f", (LONG,)),
+    Mutation("weights of the merge", "merge.h", "exp2((lses[n][r] - base) * LOG2_E)", "1.0f", (SPLIT,)),
+    Mutation("last part of the merge", "merge.h", "n < count ? exp2", "n < count - 1 ? exp2", (SPLIT,)),
+    Mutation("second level of the merge", "merge.h", "stride *= MERGED_AT_ONCE", "stride *= 1", (SPLIT.but(num_splits=6),)),
     Mutation("wait for the last to arrive", "merge.h", "!= count - 1) return false;", "!= count - 2) return false;", (UNEVEN,)),
-    Mutation("page lookup", "kv_tile.h", "page_indices[owned >> page_size_log2]", "owned >> page_size_log2"),
-    Mutation("end of a page", "kv_tile.h", " && (token & page_mask()) + count <= page_mask() + 1", "", (RAGGED.but(page_size=4),)),
-    Mutation(
-        "scale of V in mxfp4",
-        "output.h",
-        "*(const LDS u32*)(tile->scale_pairs + KvTile<Mxfp4>::scale_offset(token, 2 * n, first_block))",
-        "((void)tile, 0x7f7f)",
-        kv_formats=("mxfp4",),
-    ),
-    Mutation("scale of V in fp8", "mla_decode.hip", "reciprocal_or_zero(sum) * kv_scale", "reciprocal_or_zero(sum)", **FP8),
-    Mutation("low term of the query", "scores.h", "TERMS = 2, ROW_BYTES", "TERMS = 1, ROW_BYTES", **NARROW),
-    Mutation("low terms of the weights", "output.h", "WeightTile<3, ", "WeightTile<1, ", **FP8),
+    Mutation("page lookup", "kv_block.h", "tokens.page_indices[min(first + lane, tokens.page_of(tokens.end))]", "first + lane"),
+    Mutation("end of a page", "kv_block.h", " && (token & page_mask()) + count <= page_mask() + 1", "", (RAGGED.but(page_size=4),)),
+    Mutation("next pages", "kv_block.h", "if (tokens.page_of(token + count - 1) >= first + LANES) load", "if (token < 0) load", (ONE_A_PAGE,)),
+    Mutation("scale of V in mxfp4", "mx_scales.h", "__builtin_bit_cast(vec<u16, 2>, two) <<", "((void)two, vec<u16, 2>(127)) <<", **MXFP4),
+    Mutation("scale of V in fp8", "mla_decode.hip", "reciprocal_or_zero(softmax.sum) * kv_scale", "reciprocal_or_zero(softmax.sum)", **FP8),
+    Mutation("low term of the query", "scores.h", "TERMS = 2, ROW_BYTES", "TERMS = 1, ROW_BYTES", **SMALL),
+    Mutation("low terms of the weights", "output.h", "static constexpr int TERMS = 3;", "static constexpr int TERMS = 1;", **FP8),
 )
 
 
