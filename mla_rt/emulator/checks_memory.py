@@ -10,8 +10,9 @@ Other waves of the writer's workgroup are covered if they issued their stores be
 nothing: they share the way to the L2); those of the reader's workgroup after a barrier behind the buffer_inv. A scalar load needs an s_dcache_inv
 besides, for any byte that was written in the launch.
 
-Every access gets a number (one a wave, rising with time), and each dword the number of its last write and its last read. Reads are only listed
-until an allocation is first written: most never are. Allocations with accesses narrower than a dword are kept byte by byte.
+Every access gets a number (one a wave, rising with time), and each dword the number of its last write and its last read. A read that an earlier one of
+another workgroup is ordered before stands for both: who is ordered behind it is behind the earlier one too. Reads are only listed until an allocation is
+first written: most never are. Allocations with accesses narrower than a dword are kept byte by byte.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class _Read:
 
 @dataclass
 class _Allocation:
-    """Cells (dwords, or bytes if `shift` is 0) of one allocation. writer, reader: number of the last access; reader < 0: of several workgroups."""
+    """Cells (dwords, or bytes if `shift` is 0) of one allocation. writer, reader: number of the last access; reader < 0: of several workgroups,
+    which nothing orders."""
 
     start: int
     nbytes: int
@@ -167,7 +169,7 @@ class MemoryRaces(Observer):
                 suspect &= self._workgroup_of[earlier] != self._workgroup_of[numbers]
             self._judge(group, allocation, suspect, cells, numbers, earlier, f"{access} of {nbytes} bytes", "write", scalar=scalar)
         self._mark_reads(allocation)
-        self._mark_read(allocation, cells, numbers)
+        self._mark_read(allocation, cells, numbers, group)
 
     def _write(self, group: Group, allocation: _Allocation, cells: np.ndarray, numbers: np.ndarray, access: str, nbytes: int) -> None:
         self._mark_reads(allocation)
@@ -198,17 +200,35 @@ class MemoryRaces(Observer):
             self._mark_read(allocation, read.cells, read.numbers)
         allocation.reads, allocation.listed = [], 0
 
-    def _mark_read(self, allocation: _Allocation, cells: np.ndarray, numbers: np.ndarray) -> None:
+    def _mark_read(self, allocation: _Allocation, cells: np.ndarray, numbers: np.ndarray, group: Group | None = None) -> None:
+        """group: the waves that read just now; None: the reads were some time ago, and who knew of whose is no longer known."""
         reader = allocation.reader
         assert reader is not None
         earlier = reader.take(cells)
         shared = (earlier < 0) | (earlier != 0) & (self._workgroup_of[np.abs(earlier)] != self._workgroup_of[numbers])
+        if group is not None and shared.any():
+            shared &= ~self._ordered_reads(group, earlier, numbers, shared & (earlier > 0))
         reader[cells] = np.where(shared, -numbers, numbers)
         # Lanes of several workgroups that read one cell at once: the last one's number stays, so it is marked as shared.
         kept = reader.take(cells)
         lost = self._workgroup_of[np.abs(kept)] != self._workgroup_of[numbers]
         if lost.any():
             reader[cells[lost]] = -np.abs(kept[lost])
+
+    def _ordered_reads(self, group: Group, earlier: np.ndarray, numbers: np.ndarray, asked: np.ndarray) -> np.ndarray:
+        """Where, of those asked for, the earlier read is ordered before the one at hand."""
+        ordered = np.zeros(asked.shape, np.bool_)
+        pairs, which = np.unique(numbers[asked].astype(np.int64) << 32 | earlier[asked], return_inverse=True)
+        answers = []
+        for number, before in zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), strict=True):
+            wave = int(group.indices[number - (self._numbers - group.n)])
+            answers.append(self._releases.ordered(wave, self._source(before), before, False, 0))
+        ordered[asked] = np.array(answers, np.bool_)[which]
+        return ordered
+
+    def _source(self, number: int) -> tuple[int, int]:
+        """Workgroup code and wave of the access with this number."""
+        return int(self._workgroup_of[number]), self._wave_of_source[self._source_of[number]]
 
     def _judge(
         self,
@@ -237,7 +257,7 @@ class MemoryRaces(Observer):
             wave = int(group.indices[row])
             location = allocation.start + (int(cells[i]) << allocation.shift)
             shared = int(earlier[i]) < 0
-            source = (int(self._workgroup_of[before]), self._wave_of_source[self._source_of[before]])
+            source = self._source(before)
             ordered = not shared and self._releases.ordered(wave, source, before, bool(self._atomic[before]), location & ~3)
             if ordered and (not scalar or self._releases.scalar_cache_clean(wave, before)):
                 continue

@@ -88,9 +88,9 @@ template <class Format> DEVICE void load_rows(LDS u8* target, const u8* kv, cons
     }
     const u8* sources[DMAS_PER_BLOCK];
 #pragma unroll
-    for (i32 dma = 0; dma < DMAS_PER_BLOCK; dma++) sources[dma] = shuffle(row, Block::row_of(dma, lane)) + Block::offset_of(dma, lane);
+    for (i32 dma = 0; dma < DMAS_PER_BLOCK; dma++) sources[dma] = shuffle(row, Block::row_of(dma, lane));
     begin_dmas();
 #pragma unroll
-    for (i32 dma = 0; dma < DMAS_PER_BLOCK; dma++) dma_16_to_lds(sources[dma], target + dma * DMA_CHUNK);
+    for (i32 dma = 0; dma < DMAS_PER_BLOCK; dma++) dma_16_to_lds(sources[dma] + Block::offset_of(dma, lane), target + dma * DMA_CHUNK);
     end_dmas();
 }

@@ -154,19 +154,18 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
 
     // All that is looked up is looked up at once, needed or not: a branch in between would cost one more round trip to memory.
     const auto item = ((const vec<i32, WORK_WORDS>*)work)[workgroup_idx()];
-    const bool is_work = item[0] >= 0;  // else nothing is stored
-    const i32 request = is_work ? item[0] : 0, row_begin = item[1], merge_idx = item[4], first_partial = item[5], split = item[6], num_splits = item[7];
+    const i32 request = item[0], row_begin = item[1], merge_idx = item[4], first_partial = item[5], split = item[6], num_splits = item[7];
     const i32 q_begin = qo_indptr[request], q_end = qo_indptr[request + 1], page_begin = kv_indptr[request], page_end = kv_indptr[request + 1];
     const i32 last_page_len = kv_last_page_len[request], num_pages = page_end - page_begin, q_len = q_end - q_begin;
     const i32 kv_len = max(0, ((num_pages - 1) << page_size_log2) + last_page_len);  // no pages: 0, whatever the length of the last
-    const i32 kv_end = is_work ? min(item[3], kv_len) : 0;
+    const i32 kv_end = min(item[3], kv_len);  // the work list may be made for longer requests than there are when it is run
     const Part part = {
         .tokens = {kv_indices + page_begin, page_size_log2, kv_end},
         .kv_begin = item[2],
         .kv_end = kv_end,
         .first_row = i64(q_begin) * num_heads + row_begin,
         .row_begin = row_begin,
-        .num_rows = is_work ? min(TILE_ROWS, q_len * num_heads - row_begin) : 0,
+        .num_rows = min(TILE_ROWS, q_len * num_heads - row_begin),
         .num_heads = num_heads,
         // Query tokens are the last q_len of the request's tokens; a row sees those up to its own.
         .last_visible = causal ? kv_len - q_len : kv_len,

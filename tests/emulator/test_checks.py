@@ -40,6 +40,7 @@ FAULTS = [
     ("memory_races", "no_release", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
     ("memory_races", "no_acquire", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
     ("memory_races", "no_barrier", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
+    ("memory_races", "overwritten_too_early", GRID, r"race on device memory: write of 4 bytes and a (read|write) by workgroup .*no release and acquire"),
     ("memory_races", "scalar_load", GRID, r"race on device memory: scalar read of 4 bytes and a write by .*no s_dcache_inv since"),
     ("undefined", "undefined_address", 1, r"read of 4 bytes at an address that depends on an undefined value"),
     ("undefined", "undefined_branch", 1, r"s_cbranch_scc[01] depends on an undefined value"),
@@ -85,7 +86,7 @@ def arguments(device: Device, module: Module, kernel: str) -> dict[str, Any]:
             if kernel.startswith(("undefined_counter", "misaligned", "scalar_load")):
                 made["out"].fill(0)
         elif argument.name == "counter":
-            made["counter"] = device.to_device(np.zeros(1, np.int32))
+            made["counter"] = device.to_device(np.zeros(3, np.int32))
         elif argument.name == "x":
             made["x"] = device.to_device(np.arange(4 * THREADS, dtype=np.int32))
         else:

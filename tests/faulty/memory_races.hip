@@ -45,6 +45,29 @@ FAULTY(no_acquire, (i32* counter, i32* out, i32* total), (counter, out, total))
 template <bool MENDED> DEVICE void body_no_barrier(i32* counter, i32* out, i32* total) { last_arriver<true, true, MENDED>(counter, out, total); }
 FAULTY(no_barrier, (i32* counter, i32* out, i32* total), (counter, out, total))
 
+// Two of them add up two partials each, in the place of the first, the last to arrive their results, in the place of both. `counter`: [3].
+template <bool MENDED> DEVICE void body_overwritten_too_early(i32* counter, i32* out) {
+    SHARED i32 arrived;
+    const i32 thread = thread_idx(), workgroup = workgroup_idx();
+    i32* const slot = out + thread;
+    slot[workgroup * THREADS] = thread;
+    for (i32 level = 0; level < 2; level++) {
+        full_barrier();
+        if (thread == 0) {
+            __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+            *(LDS i32*)&arrived = __hip_atomic_fetch_add(counter + (level == 0 ? workgroup / 2 : 2), 1, __ATOMIC_RELAXED, AGENT);
+        }
+        lds_barrier();
+        if (*(LDS i32*)&arrived != 1) return;
+        if (MENDED || level == 0) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+        const i32 first = level == 0 ? workgroup & 2 : 0;
+        const i32 sum = MENDED || level == 0 ? slot[first * THREADS] + slot[(first + level + 1) * THREADS] : 0;
+        slot[first * THREADS] = sum;
+        if (level == 1) slot[2 * THREADS] = sum;
+    }
+}
+FAULTY(overwritten_too_early, (i32* counter, i32* out), (counter, out))
+
 // Scalar loads go through a cache that sees no stores.
 template <bool MENDED> DEVICE void body_scalar_load(i32* out) {
     const i32 thread = thread_idx(), workgroup = workgroup_idx();
