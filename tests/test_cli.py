@@ -14,6 +14,7 @@ import pytest
 
 from mla_rt import cli
 from mla_rt.batch_file import made_batch
+from mla_rt.code_object import CodeObject, code_object_path
 from mla_rt.decode import decode
 from mla_rt.errors import DeviceError, KernelFault, UnsupportedArch
 from mla_rt.formats import FP8, MXFP4, quantize_fp8, quantize_mxfp4
@@ -89,7 +90,7 @@ def test_demo_shows_three_formats(capsys, batch_path):
     code, out, err = run(capsys, "demo", batch_path, "--device", "emulator")
     assert (code, err) == (0, "")
     rows = {words[0]: words for words in map(str.split, out.splitlines()) if words and words[0] in ("bf16", "fp8_e4m3fn", "mxfp4")}
-    assert [row[1] for row in rows.values()] == ["mla_decode_bf16", "mla_decode_fp8_e4m3fn", "mla_decode_mxfp4"]
+    assert [row[1] for row in rows.values()] == [f"mla_decode_{kv_format}_wide" for kv_format in rows]  # 4 query tokens x 16 heads
     assert [row[2] for row in rows.values()] == ["80,640", "40,320", "21,420"]  # 70 rows of 1152, 576 and 306 bytes
     assert rows["bf16"][5] == "none" and 0 < float(rows["fp8_e4m3fn"][5]) < float(rows["mxfp4"][5])
     for row in rows.values():
@@ -135,7 +136,7 @@ def test_info_names_devices_and_kernels(capsys):
     code, out, err = run(capsys, "info")
     assert (code, err) == (0, "")
     assert re.search(r"^  emulator +gfx950", out, re.M) and "256 compute units" in out and re.search(r"^  auto +takes ", out, re.M)
-    for name in ("mla_decode_bf16", "mla_decode_fp8_e4m3fn", "mla_decode_mxfp4"):
+    for name in CodeObject.load(code_object_path("mla_decode", "gfx950")).kernels:
         assert len(re.findall(rf"^ +{name} +\d+ +\d+ +\d+ +\d+ +\d+ +\d+ +[\d.]+ +\d+ +\w+$", out, re.M)) == 1
 
 

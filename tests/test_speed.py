@@ -44,7 +44,7 @@ def test_the_parts_of_a_decode_add_up(emulator_device, counted):
         # Whether a tile raises a row's maximum depends on the numbers: rescaling costs vector instructions behind a branch.
         tolerance = 0.05 if name in ("valu", "branch") else 1e-9
         assert launch.by_class[name] == pytest.approx(tiles.once[name] + 11 * tiles.per_tile[name], rel=tolerance)
-    assert [launch.kernel for launch in counted.launches] == ["mla_decode_fp8_e4m3fn"]
+    assert [launch.kernel for launch in counted.launches] == ["mla_decode_fp8_e4m3fn_narrow"]
     # A merge of two splits reads what both wrote, 16 rows of 512 columns in f32; the result in bf16 is then written once, not twice.
     partial, result = 16 * 512 * 4, 16 * 512 * 2
     assert 0 <= tiles.merge["bytes read"] - 2 * partial < 512 and 0 <= tiles.merge["bytes written"] - (2 * partial - result) < 512

@@ -209,7 +209,7 @@ def test_damaged_code_objects(limited, sample, seed):
 
 def test_every_known_descriptor_bit_is_read_and_every_other_raises():
     """Each of the 512 bits, flipped alone in the descriptor of a real kernel, changes what is parsed or is refused."""
-    info = CodeObject.load(code_object_path("mla_decode", "gfx950")).kernels["mla_decode_bf16"]
+    info = CodeObject.load(code_object_path("mla_decode", "gfx950")).kernels["mla_decode_bf16_narrow"]
     parsed = Descriptor.parse(info.descriptor)
     silent, refused = [], 0
     for bit in range(512):
