@@ -4,6 +4,7 @@ Workgroup i runs on compute die i mod 8 and the dies' L2 caches are not coherent
 LLVM makes of a release and an acquire fence of agent scope):
 
     writer   stores; buffer_wbl2 sc1; s_waitcnt vmcnt(0); an atomic, or a store with sc1, at some location
+         or  stores with sc1; s_waitcnt vmcnt(0), in each wave; then, after a barrier if need be, an atomic or a store with sc1
     reader   an atomic that returns, or a load with sc1, at that location; a wait for it; buffer_inv sc1; loads
 
 Other waves of the writer's workgroup are covered if they issued their stores before a barrier before the buffer_wbl2 (LLVM has them wait for
@@ -222,7 +223,7 @@ class MemoryRaces(Observer):
         answers = []
         for number, before in zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), strict=True):
             wave = int(group.indices[number - (self._numbers - group.n)])
-            answers.append(self._releases.ordered(wave, self._source(before), before, False, 0))
+            answers.append(self._releases.ordered(wave, self._source(before), before, read=True, atomic=False, location=0))
         ordered[asked] = np.array(answers, np.bool_)[which]
         return ordered
 
@@ -258,7 +259,9 @@ class MemoryRaces(Observer):
             location = allocation.start + (int(cells[i]) << allocation.shift)
             shared = int(earlier[i]) < 0
             source = self._source(before)
-            ordered = not shared and self._releases.ordered(wave, source, before, bool(self._atomic[before]), location & ~3)
+            ordered = not shared and self._releases.ordered(
+                wave, source, before, read=verb == "read", atomic=bool(self._atomic[before]), location=location & ~3
+            )
             if ordered and (not scalar or self._releases.scalar_cache_clean(wave, before)):
                 continue
             lanes = np.zeros(group.mask.shape, np.bool_)

@@ -13,7 +13,7 @@ constexpr int DMA_CHUNK = LANES * DMA_BYTES;  // an instruction
 constexpr int DMAS_PER_BLOCK = 18;
 constexpr int BLOCK_BYTES = DMAS_PER_BLOCK * DMA_CHUNK;
 
-// TOKENS: of a block. MAX_STEP_TOKENS: that a wave takes at a time, from scores to output.
+// TOKENS: of a block. MAX_STEP_TOKENS: that a wave takes at a time, from scores to output. ONE_SCALE: whether one scale multiplies the whole cache.
 // swizzle(token): in LDS, chunk c (16 bytes) of a row lies where chunk c ^ swizzle would. Rows are a multiple of 32 bytes long, so that without it
 // the same columns of many tokens would lie in the same banks; with it the reads of K do not conflict, nor the transposed ones of V (MXFP4: two
 // tokens share their banks, as 8 bytes of each are read and 16 move together). It stays within the aligned 128 bytes (FP8: 64, MXFP4: 32) of a chunk.
@@ -21,12 +21,14 @@ struct Bf16 {
     static constexpr int ROW_BYTES = QK_COLUMNS * 2;
     static constexpr int TOKENS = BLOCK_BYTES / ROW_BYTES;
     static constexpr int MAX_STEP_TOKENS = 64;
+    static constexpr bool ONE_SCALE = false;
     DEVICE_MEMBER static constexpr i32 swizzle(i32 token) { return token & 6; }
 };
 struct Fp8E4m3fn {
     static constexpr int ROW_BYTES = QK_COLUMNS;
     static constexpr int TOKENS = BLOCK_BYTES / ROW_BYTES;
     static constexpr int MAX_STEP_TOKENS = 128;
+    static constexpr bool ONE_SCALE = true;
     DEVICE_MEMBER static constexpr i32 swizzle(i32 token) { return (-(token >> 2) & 3) ^ (token >> 4 & 1); }
 };
 // Two E2M1 codes a byte, low nibble first; the scales lie in an array of their own.
@@ -34,6 +36,7 @@ struct Mxfp4 {
     static constexpr int ROW_BYTES = QK_COLUMNS / 2;
     static constexpr int TOKENS = BLOCK_BYTES / ROW_BYTES;
     static constexpr int MAX_STEP_TOKENS = 64;
+    static constexpr bool ONE_SCALE = false;
     static constexpr int SCALES_PER_ROW = QK_COLUMNS / MX_BLOCK;
     DEVICE_MEMBER static constexpr i32 swizzle(i32 token) { return token >> 4 & 1; }
 };

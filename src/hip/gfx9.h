@@ -26,6 +26,10 @@ template <class T> using Unaligned = T __attribute__((aligned(2)));
 #define SHARED __attribute__((shared))
 #define LDS __attribute__((address_space(3)))
 #define KERNEL(threads) extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads))) void
+// Arguments of a kernel that are wanted later: with this, they are loaded with those that were wanted before, not each where it is first used, at the cost
+// of a round trip to memory. (There is no instruction in it: the compiler sees a use.)
+template <class Argument> DEVICE void loaded_by_now(Argument argument) { asm volatile("" ::"s"(argument)); }
+template <class... Arguments> DEVICE void all_loaded_by_now(Arguments... arguments) { (loaded_by_now(arguments), ...); }
 // A constant that the host reads from the code object by name.
 #define EXPORTED extern "C" __attribute__((device, used)) const i32
 
@@ -210,13 +214,15 @@ DEVICE void lds_barrier() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
-// Between workgroups, which may be on different XCDs with an L2 each. Release: what this wave has stored, or knows stored by others of its workgroup
-// before a barrier, is visible to whoever sees an atomic of this wave that comes after, and then acquires.
-DEVICE void release_to_device() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-    // Clang 22.1 drops the fence's own wait for buffer_wbl2 where no store of this wave is outstanding.
-    __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0)
+// Between workgroups, which may be on different XCDs with an L2 each. What is stored through has reached memory when this wave waits for it: whoever sees
+// an atomic that comes after, and then acquires, reads it. (Other stores stay in the L2 until a release fence writes all of it back.)
+// Cache policy bits of a store: sc1, the scope of the device.
+constexpr i32 DEVICE_SCOPE = 1 << 4;
+// 16 bytes to `target` + `offset` (each lane its own). `target` is the same in all lanes; offsets from `num_bytes` on are not stored.
+DEVICE void store_16_through(void* target, i32 num_bytes, i32 offset, vec<u32, 4> value) {
+    __builtin_amdgcn_raw_buffer_store_b128(value, __builtin_amdgcn_make_buffer_rsrc(target, 0, num_bytes, RAW_BUFFER), offset, 0, DEVICE_SCOPE);
 }
+DEVICE void store_through(f32* target, f32 value) { __hip_atomic_store(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEVICE void acquire_from_device() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent"); }
 DEVICE u32 atomic_add(u32* target, u32 value) { return __hip_atomic_fetch_add(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEVICE void atomic_store(u32* target, u32 value) { __hip_atomic_store(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }

@@ -40,8 +40,8 @@ INLINED_WITH_SCOPES void join_streams(LDS StreamEnds* __restrict__ ends, const O
     }
 }
 
-// Columns 16 n .. + 3 of `target` = scale * block[n], T = bf16 or f32.
-template <int COUNT, class T> DEVICE void store_blocks(T* target, const vec<f32, 4>* block, f32 scale) {
+// Columns 16 n .. + 3 of `target` = block[n].
+template <int COUNT> DEVICE void store_blocks(bf16* target, const vec<f32, 4> (&block)[COUNT]) {
 #pragma unroll
-    for (i32 n = 0; n < COUNT; n++) *(vec<T, 4>*)(target + n * 16) = __builtin_convertvector(block[n] * scale, vec<T, 4>);
+    for (i32 n = 0; n < COUNT; n++) *(vec<bf16, 4>*)(target + n * 16) = __builtin_convertvector(block[n], vec<bf16, 4>);
 }

@@ -7,7 +7,6 @@
 // Tokens come in blocks of 18 KB. Each wave brings one at a time from the cache to LDS by DMA, a block ahead: 72 KB or more are in flight in a
 // workgroup while it works on the 72 KB before. In wide kernels the waves' four blocks are one tile, which all read, and a barrier separates tiles.
 // A request that is split leaves partial results, which its workgroups merge as they arrive (merge.h).
-#include "join.h"
 #include "merge.h"
 #include "output.h"
 #include "scores.h"
@@ -171,45 +170,52 @@ DEVICE void mla_decode(LDS LdsPlan<Format>* lds, const bf16* q, const u8* kv, co
         .last_visible = causal ? kv_len - q_len : kv_len,
     };
 
+    const f32 scale_of_kv = Format::ONE_SCALE ? kv_scale : 1.0f;
+    all_loaded_by_now(kv_indices, q, kv, arrivals, out, lse, partial_out, partial_lse);
+    if constexpr (BlockScales<Format>::NUM_LOADS > 0) loaded_by_now(kv_scales);
+
     OnlineSoftmax softmax;
     vec<f32, 4> block[COLUMN_BLOCKS] = {};
-    if (part.kv_begin < part.kv_end) attend<Format, WIDE>(lds, part, q, kv, kv_scales, kv_scale * sm_scale, softmax, block);
+    if (part.kv_begin < part.kv_end) attend<Format, WIDE>(lds, part, q, kv, kv_scales, scale_of_kv * sm_scale, softmax, block);
 
-    const f32 scale = reciprocal_or_zero(softmax.sum) * kv_scale, row_lse = lse_of(softmax.base, softmax.sum);
-    const i32 row = (WIDE ? wave * ROWS : 0) + lane % 16, first_column = (WIDE ? 0 : wave * COLUMN_BLOCKS * 16) + lane / 16 * 4;
-    const bool stores = row < part.num_rows, stores_lse = lane < ROWS && (WIDE || wave == 0);
-    bf16* const tile_out = out + part.first_row * KV_LORA_RANK_COLUMNS;
-    if (merge_idx < 0) {
-        if (stores) store_blocks<COLUMN_BLOCKS>(tile_out + row * KV_LORA_RANK_COLUMNS + first_column, block, scale);
-        if (stores && stores_lse) lse[part.first_row + row] = row_lse;
-        return;
+    const f32 scale = reciprocal_or_zero(softmax.sum) * scale_of_kv;
+    PartialResult<TILE_ROWS, COLUMN_BLOCKS> result;
+#pragma unroll
+    for (i32 n = 0; n < COLUMN_BLOCKS; n++) result.block[n] = block[n] * scale;
+    result.lse = lse_of(softmax.base, softmax.sum);
+
+    const i32 row = (WIDE ? wave * ROWS : 0) + lane % 16, column = (WIDE ? 0 : wave * COLUMN_BLOCKS * 16) + lane / 16 * 4;
+    const bool stores_lse = lane < ROWS && (WIDE || wave == 0);
+    if (merge_idx >= 0) {
+        const i64 first_row = i64(first_partial) * TILE_ROWS;
+        const Partials partials = {partial_out + first_row * KV_LORA_RANK_COLUMNS, partial_lse + first_row};
+        if (!merge_splits(result, partials, (LDS u32*)&lds->scales, arrivals + merge_idx, split, num_splits, row, part.num_rows - 1, column, stores_lse, thread))
+            return;
     }
-    const i64 first_partial_row = i64(first_partial) * TILE_ROWS, partial_row = first_partial_row + split * TILE_ROWS + row;
-    if (stores) store_blocks<COLUMN_BLOCKS>(partial_out + partial_row * KV_LORA_RANK_COLUMNS + first_column, block, scale);
-    if (stores_lse) partial_lse[partial_row] = row_lse;  // of all rows, so that the merge may read four at once
-    arrive_and_merge<TILE_ROWS>((LDS u32*)&lds->scales, arrivals + merge_idx, partial_out + first_partial_row * KV_LORA_RANK_COLUMNS,
-                                partial_lse + first_partial_row, split, num_splits, part.num_rows, tile_out, lse + part.first_row, wave, lane);
+    if (row >= part.num_rows) return;
+    store_blocks(out + (part.first_row + row) * KV_LORA_RANK_COLUMNS + column, result.block);
+    if (stores_lse) lse[part.first_row + row] = result.lse;
 }
 
-// Arguments that are wanted together stand together, so that one load brings them.
-#define MLA_DECODE(name, Format, WIDE, TILE_ROWS)                                                                                                  \
-    KERNEL(NUM_THREADS) name(const i32* __restrict__ work,             /* [num_work, 8]: see work_list.py */                                       \
-                             const i32* __restrict__ qo_indptr,        /* [batch + 1] */                                                           \
-                             const i32* __restrict__ kv_indptr,        /* [batch + 1], in pages */                                                 \
-                             const i32* __restrict__ kv_last_page_len, /* [batch], 1 .. page_size */                                               \
-                             const i32* __restrict__ kv_indices,       /* [kv_indptr[batch]] physical pages */                                     \
-                             i32 num_heads, i32 page_size_log2, i32 causal, f32 sm_scale, f32 kv_scale,                                            \
-                             const bf16* __restrict__ q,               /* [total_q, num_heads, 576] */                                             \
-                             const u8* __restrict__ kv,                /* [num_pages, page_size, Format::ROW_BYTES] */                             \
-                             const u8* __restrict__ kv_scales,         /* [num_pages, page_size, 18] E8M0; null unless mxfp4 */                    \
-                             bf16* __restrict__ out,                   /* [total_q, num_heads, 512] */                                             \
-                             f32* __restrict__ lse,                    /* [total_q, num_heads], natural log */                                     \
-                             f32* partial_out,                         /* [num_partials, TILE_ROWS, 512]; null if nothing is split */              \
-                             f32* partial_lse,                         /* [num_partials, TILE_ROWS]; null if nothing is split */                   \
-                             u32* arrivals) {                          /* [num_counters], 0 before and after; null if nothing is split */            \
-        SHARED LdsPlan<Format> lds;                                                                                                                \
-        mla_decode<Format, WIDE>((LDS LdsPlan<Format>*)&lds, q, kv, kv_scales, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, work, out, lse,  \
-                                 partial_out, partial_lse, arrivals, num_heads, page_size_log2, causal, sm_scale, kv_scale);                       \
+// Arguments stand such that few loads bring them.
+#define MLA_DECODE(name, Format, WIDE, TILE_ROWS)                                                                                                      \
+    KERNEL(NUM_THREADS) name(const i32* __restrict__ work,             /* [num_work, 8]: see work_list.py */                                           \
+                             const i32* __restrict__ qo_indptr,        /* [batch + 1] */                                                               \
+                             const i32* __restrict__ kv_indptr,        /* [batch + 1], in pages */                                                     \
+                             const i32* __restrict__ kv_last_page_len, /* [batch], 1 .. page_size */                                                   \
+                             const i32* __restrict__ kv_indices,       /* [kv_indptr[batch]] physical pages */                                         \
+                             const bf16* __restrict__ q,               /* [total_q, num_heads, 576] */                                                 \
+                             const u8* __restrict__ kv,                /* [num_pages, page_size, Format::ROW_BYTES] */                                 \
+                             u32* arrivals,                            /* [num_counters], 0 before and after; null if nothing is split */              \
+                             bf16* __restrict__ out,                   /* [total_q, num_heads, 512] */                                                 \
+                             f32* __restrict__ lse,                    /* [total_q, num_heads], natural log */                                         \
+                             f32* partial_out,                         /* [num_partials, TILE_ROWS, 512]; null if nothing is split */                  \
+                             f32* partial_lse,                         /* [num_partials, TILE_ROWS]; null if nothing is split */                       \
+                             i32 num_heads, i32 page_size_log2, i32 causal, f32 sm_scale, f32 kv_scale,                                                \
+                             const u8* __restrict__ kv_scales) {       /* [num_pages, page_size, 18] E8M0; null unless mxfp4 */                        \
+        SHARED LdsPlan<Format> lds;                                                                                                                    \
+        mla_decode<Format, WIDE>((LDS LdsPlan<Format>*)&lds, q, kv, kv_scales, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, work, out, lse,     \
+                                 partial_out, partial_lse, arrivals, num_heads, page_size_log2, causal, sm_scale, kv_scale);                           \
     }
 
 MLA_DECODE(mla_decode_bf16_narrow, Bf16, false, 16)

@@ -45,6 +45,23 @@ FAULTY(no_acquire, (i32* counter, i32* out, i32* total), (counter, out, total))
 template <bool MENDED> DEVICE void body_no_barrier(i32* counter, i32* out, i32* total) { last_arriver<true, true, MENDED>(counter, out, total); }
 FAULTY(no_barrier, (i32* counter, i32* out, i32* total), (counter, out, total))
 
+// What is stored through needs no release, but every wave has to wait for its own stores before the barrier.
+template <bool MENDED> DEVICE void body_stored_through(i32* counter, i32* out, i32* total) {
+    SHARED i32 arrived;
+    const i32 thread = thread_idx(), workgroup = workgroup_idx(), count = 4;
+    store_through((f32*)out + workgroup * THREADS + thread, f32(workgroup + thread));
+    if (MENDED) wait_for_memory();
+    lds_barrier();
+    if (thread == 0) *(LDS i32*)&arrived = atomic_add((u32*)counter, 1);
+    lds_barrier();
+    if (*(LDS i32*)&arrived != count - 1) return;
+    acquire_from_device();
+    f32 sum = 0;
+    for (i32 i = 0; i < count; i++) sum += ((f32*)out)[i * THREADS + thread];
+    total[thread] = i32(sum);
+}
+FAULTY(stored_through, (i32* counter, i32* out, i32* total), (counter, out, total))
+
 // Two of them add up two partials each, in the place of the first, the last to arrive their results, in the place of both. `counter`: [3].
 template <bool MENDED> DEVICE void body_overwritten_too_early(i32* counter, i32* out) {
     SHARED i32 arrived;
