@@ -201,7 +201,7 @@ DEVICE void wait_for_memory() {
 }
 // All LDS reads of this wave but the last COUNT are there. The compiler waits where a result is used; said here, one wait does for several results.
 template <int COUNT> DEVICE void wait_for_lds() {
-    static_assert(0 <= COUNT && COUNT < 16);
+    static_assert(0 <= COUNT && COUNT < 15);  // 15 stands for no wait
     __builtin_amdgcn_sched_barrier(0);
     __builtin_amdgcn_s_waitcnt(0xc07f | COUNT << 8);  // lgkmcnt(COUNT)
     __builtin_amdgcn_sched_barrier(0);

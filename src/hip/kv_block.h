@@ -21,6 +21,8 @@ template <class Format> struct KvBlock {
     // Of a block whose rows lie one after another: from its first byte on, in two parts, the second the same for all lanes.
     DEVICE_MEMBER static i32 lane_byte_of(i32 dma, i32 lane) { return row_of_unit(dma, lane) * Format::ROW_BYTES + offset_of(dma, lane); }
     DEVICE_MEMBER static i32 unit_byte_of(i32 dma) { return dma / DMAS_PER_UNIT * (UNIT_ROWS * Format::ROW_BYTES); }
+    // How far a DMA is from the one that the target register is set for: up to four share it, apart by what the instruction says itself, on both sides.
+    DEVICE_MEMBER static constexpr i32 ahead_of(i32 dma) { return dma % DMAS_PER_UNIT % 4 * DMA_CHUNK; }
 
   private:
     DEVICE_MEMBER static i32 chunk(i32 dma, i32 lane) { return dma % DMAS_PER_UNIT * LANES + lane; }
@@ -80,9 +82,10 @@ template <class Format> DEVICE void load_rows(LDS u8* target, const u8* kv, cons
     if (tokens.contiguous(token, Format::TOKENS)) {
         const u8* const first_row = uniform(row);
         begin_dmas();
-#pragma unroll
-        for (i32 dma = 0; dma < DMAS_PER_BLOCK; dma++)
-            buffer_dma_16_to_lds(first_row, BLOCK_BYTES, Block::lane_byte_of(dma, lane), Block::unit_byte_of(dma), target + dma * DMA_CHUNK);
+        unroll<DMAS_PER_BLOCK>([&](auto dma) {
+            constexpr i32 AHEAD = Block::ahead_of(dma);
+            buffer_dma_16_to_lds<AHEAD>(first_row, BLOCK_BYTES, Block::lane_byte_of(dma, lane) - AHEAD, Block::unit_byte_of(dma), target + dma * DMA_CHUNK - AHEAD);
+        });
         end_dmas();
         return;
     }
@@ -92,7 +95,9 @@ template <class Format> DEVICE void load_rows(LDS u8* target, const u8* kv, cons
     // There are tokens. But a branch keeps the shuffles before begin_dmas(), which alone does not: of what touches no memory it says nothing to the compiler.
     if (tokens.end <= 0) return;
     begin_dmas();
-#pragma unroll
-    for (i32 dma = 0; dma < DMAS_PER_BLOCK; dma++) dma_16_to_lds(sources[dma] + Block::offset_of(dma, lane), target + dma * DMA_CHUNK);
+    unroll<DMAS_PER_BLOCK>([&](auto dma) {
+        constexpr i32 AHEAD = Block::ahead_of(dma);
+        dma_16_to_lds<AHEAD>(sources[dma] + (Block::offset_of(dma, lane) - AHEAD), target + dma * DMA_CHUNK - AHEAD);
+    });
     end_dmas();
 }

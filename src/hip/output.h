@@ -23,9 +23,9 @@ struct OutputBlocks {
 };
 
 // Calls add(n, values) for n = 0 .. COUNT - 1 with what read(n) returned, some n later: READS reads from LDS, of which those of the next few n are
-// under way while the present ones are used.
-template <int COUNT, int READS, class Read, class Add> DEVICE void read_ahead(Read read, Add add) {
-    constexpr int AT_ONCE = 8 / READS;
+// under way while the present ones are used: up to IN_FLIGHT reads for each wait, and twice that in registers.
+template <int COUNT, int READS, int IN_FLIGHT, class Read, class Add> DEVICE void read_ahead(Read read, Add add) {
+    constexpr int AT_ONCE = IN_FLIGHT / READS;
     decltype(read(0)) values[2][AT_ONCE];
 #pragma unroll
     for (i32 n = 0; n < AT_ONCE; n++) values[0][n] = read(n);
@@ -36,7 +36,7 @@ template <int COUNT, int READS, class Read, class Add> DEVICE void read_ahead(Re
         if (first + AT_ONCE < COUNT) {
 #pragma unroll
             for (i32 n = 0; n < AT_ONCE; n++) values[now ^ 1][n] = read(first + AT_ONCE + n);
-            wait_for_lds<AT_ONCE * READS>();
+            wait_for_lds<min(AT_ONCE * READS, 14)>();  // the most that can be said: of 16, two of the next have come then too
         } else {
             wait_for_lds<0>();
         }
@@ -102,7 +102,7 @@ template <int TOKENS> struct Output<Bf16, TOKENS> : OutputBlocks {
         struct Values {
             vec<bf16, 4> part[READS];
         };
-        read_ahead<NUM_COLUMN_BLOCKS, READS>(
+        read_ahead<NUM_COLUMN_BLOCKS, READS, BOTH_TERMS ? 16 : 8>(
             [&](i32 n) {
                 Values v;
 #pragma unroll
@@ -176,7 +176,7 @@ template <int TOKENS> struct Output<Fp8E4m3fn, TOKENS> : OutputBlocks {
         struct Values {
             i64 eight[READS];
         };
-        read_ahead<NUM_COLUMN_BLOCKS / HALVES, READS>(
+        read_ahead<NUM_COLUMN_BLOCKS / HALVES, READS, FEW_TOKENS ? 16 : 8>(
             [&](i32 n) {
                 Values v;
 #pragma unroll
@@ -241,7 +241,7 @@ template <int TOKENS> struct Output<Mxfp4, TOKENS> : OutputBlocks {
             vec<i32, 2> sixteen;
             vec<u16, 8> exponent[STEPS];  // of the MX block, with its first column block
         };
-        read_ahead<NUM_COLUMN_BLOCKS, 2>(
+        read_ahead<NUM_COLUMN_BLOCKS, 2, 8>(
             [&](i32 n) {
                 Values v;
                 if (n % 2 == 0)
