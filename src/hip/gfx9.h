@@ -164,14 +164,16 @@ DEVICE vec<f32, 4> mfma_scaled(vec<i32, 8> a, vec<i32, 8> b, vec<f32, 4> c, u32 
 }
 
 // ---- memory
-// DMAs stand between begin_dmas() and end_dmas(). The compiler takes it that global_load_lds counts in lgkmcnt too, which it does not
-// (llvm-project pull request 179305, after clang 22.1): its waits for LDS results that are outstanding there come out too weak. So none may be.
-DEVICE void begin_dmas() {
+// DMAs by address stand between begin_dmas() and end_dmas(). The compiler takes it that global_load_lds counts in lgkmcnt too, which it does not
+// (llvm-project pull request 179305, after clang 22.1): its waits for LDS results that are outstanding there come out too weak. So none may be. The wait
+// at the end costs nothing, there being nothing to wait for; without it the compiler waits later, on all paths.
+DEVICE void wait_for_lds_before_dmas() {
     __builtin_amdgcn_sched_barrier(0);
     __builtin_amdgcn_s_waitcnt(0xc07f);  // lgkmcnt(0)
     __builtin_amdgcn_sched_barrier(0);
 }
-DEVICE void end_dmas() { __builtin_amdgcn_sched_barrier(0); }
+DEVICE void begin_dmas() { wait_for_lds_before_dmas(); }
+DEVICE void end_dmas() { wait_for_lds_before_dmas(); }
 // What stands before stays before what stands behind.
 DEVICE void keep_order() { __builtin_amdgcn_sched_barrier(0); }
 // Lane l's 16 bytes at `source` (its own address) go to `target` + 16 * l (`target` is the same in all lanes); counted in vmcnt.
@@ -191,11 +193,11 @@ template <int OFFSET = 0> DEVICE void buffer_dma_16_to_lds(const u8* source, i32
     const auto resource = __builtin_amdgcn_make_buffer_rsrc((void*)source, 0, num_bytes, RAW_BUFFER);
     __builtin_amdgcn_raw_ptr_buffer_load_lds(resource, (LDS void*)target, 16, lane_offset, offset, OFFSET, 0);
 }
-// All loads, stores and DMAs of this wave have landed. The fence keeps LDS reads behind it: the compiler does not know that a DMA writes LDS; and uses of
+// All loads, stores and DMAs of this wave have landed (and its LDS accesses, which costs nothing more). The fence keeps LDS reads behind it: the compiler does not know that a DMA writes LDS; and uses of
 // what was loaded do not come before it, with waits of their own.
 DEVICE void wait_for_memory() {
     keep_order();
-    __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0)
+    __builtin_amdgcn_s_waitcnt(0x0070);  // vmcnt(0) lgkmcnt(0)
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
     keep_order();
 }

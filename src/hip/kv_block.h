@@ -81,12 +81,12 @@ template <class Format> DEVICE void load_rows(LDS u8* target, const u8* kv, cons
     const u8* const row = kv + byte_of_row(tokens, page, token + lane % Format::TOKENS, Format::ROW_BYTES);
     if (tokens.contiguous(token, Format::TOKENS)) {
         const u8* const first_row = uniform(row);
-        begin_dmas();
+        keep_order();
         unroll<DMAS_PER_BLOCK>([&](auto dma) {
             constexpr i32 AHEAD = Block::ahead_of(dma);
             buffer_dma_16_to_lds<AHEAD>(first_row, BLOCK_BYTES, Block::lane_byte_of(dma, lane) - AHEAD, Block::unit_byte_of(dma), target + dma * DMA_CHUNK - AHEAD);
         });
-        end_dmas();
+        keep_order();
         return;
     }
     const u8* sources[DMAS_PER_BLOCK];
