@@ -12,13 +12,18 @@ from .resources import Kernel
 KV_FORMATS = {"gfx950": ("bf16", "fp8_e4m3fn", "mxfp4")}
 
 
+# µs of a tile in the upper bound of the speed reports: what work is cut by.
+_TILE_COST = {"bf16": 2.6, "fp8_e4m3fn": 4.2, "mxfp4": 6.5}
+
+
 @dataclass(frozen=True)
 class DecodeKernel:
-    """rows_per_tile: query rows of a workgroup; tokens_per_tile: tokens that its waves take at a time."""
+    """rows_per_tile: query rows of a workgroup; tokens_per_tile: tokens that its waves take at a time; tile_cost: µs, modelled, that they take for them."""
 
     kernel: Kernel
     rows_per_tile: int
     tokens_per_tile: int
+    tile_cost: float
 
 
 def require_format(kv_format: str, arch: str) -> None:
@@ -39,4 +44,4 @@ def kernel_for(device: Device, kv_format: str, max_rows: int) -> DecodeKernel:
     constants = module.constants
     shape = "narrow" if max_rows <= constants["NARROW_ROWS"] else "wide"
     kernel = module.kernel(f"mla_decode_{kv_format}_{shape}")
-    return DecodeKernel(kernel, constants[f"{shape.upper()}_ROWS"], constants[f"TOKENS_PER_TILE_{kv_format.upper()}"])
+    return DecodeKernel(kernel, constants[f"{shape.upper()}_ROWS"], constants[f"TOKENS_PER_TILE_{kv_format.upper()}"], _TILE_COST[kv_format])

@@ -335,6 +335,7 @@ class Plan:
             num_cus=self._num_cus,
             rows_per_tile=kernel.rows_per_tile,
             tokens_per_tile=kernel.tokens_per_tile,
+            tile_cost=kernel.tile_cost,
         )
 
     def _require_no_longer(self, requests: Requests) -> None:

@@ -110,6 +110,7 @@ def _requests_to_count(shape: Shape, device: Device, max_tokens: int) -> int:
             num_cus=max(num_cus * requests // shape.batch, 1),
             rows_per_tile=kernel.rows_per_tile,
             tokens_per_tile=kernel.tokens_per_tile,
+            tile_cost=kernel.tile_cost,
         ).work
         return np.asarray(work[:, 3] - work[:, 2])
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 _INT32_MAX = 2**31 - 1
 WORK_WORDS = 8
+NUM_DIES = 8  # of an MI355X, each with an L2 cache of its own; workgroup i runs on die i mod 8
 MERGE_WIDTH = 4  # partials that are merged at a time: the code object exports it too
 
-# The cost model, in units of the time of one tile of tokens: what every workgroup pays (loading its query, storing its result), what one of several
-# splits pays more (its partials out), and what the last of them to arrive pays for each level of merging. From the FP8 kernel's speed reports.
-FIXED_COST, SPLIT_COST, LEVEL_COST = 2.0, 0.3, 0.9
+# The cost model, in µs of the speed reports' upper bound: what every workgroup takes besides its tiles (loading its query, storing its result), and what
+# the last of several splits to arrive takes for each level of merging: round trips, and partial results at its share of the memory, for which all compute
+# units that have work compete.
+FIXED_COST, LEVEL_COST, LEVEL_COST_OF_ALL = 9.0, 2.1, 5.0
 # Lengths of a split that are tried: these parts of a CU's fair share of all tiles, and those of the longest request.
 _OF_FAIR_SHARE = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.8, 0.84, 0.88, 0.92, 0.96, 1, 1.04, 1.08, 1.15, 1.3)
 _OF_LONGEST = (1 / 96, 1 / 64, 1 / 48, 1 / 32, 1 / 24, 1 / 16, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 1)
@@ -53,6 +56,7 @@ def make_work_list(
     num_cus: int,
     rows_per_tile: int,
     tokens_per_tile: int,
+    tile_cost: float,
 ) -> WorkList:
     """Plan a batch.
 
@@ -60,7 +64,7 @@ def make_work_list(
     kv_lens          [batch] integers >= 0, tokens
     num_splits       k: the tokens of every request are cut evenly at i * kv_len // k (cuts without tokens are dropped);
                      None: cut in whole tiles such that the launch ends first on `num_cus` compute units
-    rows_per_tile, tokens_per_tile   of the kernel, from its code object
+    rows_per_tile, tokens_per_tile, tile_cost   of the kernel: see DecodeKernel
 
     Raises ValueError if the rows or slots do not fit the int32 of the work list.
     """
@@ -71,7 +75,7 @@ def make_work_list(
     if num_splits is None:
         # Splits end on tile boundaries: a split that starts inside a tile would pay for one more.
         cut_unit = tokens_per_tile
-        splits = _choose_splits(row_tiles, -(-kv_lens // tokens_per_tile), num_cus)
+        splits = _choose_splits(row_tiles, -(-kv_lens // tokens_per_tile), num_cus, tile_cost)
     else:
         # With no more cuts than tokens every cut i * n // k has a token; with more, the non-empty ones are the tokens one by one.
         cut_unit = 1
@@ -102,11 +106,15 @@ def make_work_list(
     work[:, 5] = np.where(is_split, first_partial[request] + tile * num_splits_of, 0)
     work[:, 6] = split
     work[:, 7] = num_splits_of
-    # Workgroups start in this order as CUs become free: the long ones first, so that the short ones fill the gaps at the end. Row tiles of one split
-    # stay neighbours: they read the same tokens, which then come from the cache.
+    # Workgroups start in this order as CUs become free: the long ones first, so that the short ones fill the gaps at the end.
     # (Of equal lengths the first comes first: with the place in the key no stable sort is needed, which would take longer.)
-    longest_first = np.argsort((kv_begin - kv_end) * num_work + np.arange(num_work))
-    return WorkList(work[longest_first], int(num_counters_of.sum()), num_partials)
+    order = np.argsort((kv_begin - kv_end) * num_work + np.arange(num_work))
+    if row_tiles.max(initial=0) > 1:
+        # The row tiles of a split read the same tokens. NUM_DIES apart they run side by side on one die, whose L2 cache then brings them once.
+        tile_in_order = tile[order]
+        split_in_order = np.cumsum(tile_in_order == 0) - 1
+        order = order[np.lexsort((split_in_order % NUM_DIES, tile_in_order, split_in_order // NUM_DIES))]
+    return WorkList(work[order], int(num_counters_of.sum()), num_partials)
 
 
 def num_merges(splits: np.ndarray) -> np.ndarray:
@@ -118,7 +126,7 @@ def num_merges(splits: np.ndarray) -> np.ndarray:
     return total
 
 
-def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) -> np.ndarray:
+def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int, tile_cost: float) -> np.ndarray:
     """Splits of each request for which the model's launch ends first.
 
     All requests are cut by one longest length, so that a request's splits, and its result to the last bit, do not depend on its place in the batch.
@@ -131,7 +139,8 @@ def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) ->
     lengths = np.array(sorted(tried, reverse=True))  # of equals the first is taken, that with the fewest splits
     # In float64, which divides several times faster than int64, and exactly enough: a quotient beyond a whole number is so by more than it rounds.
     splits = np.maximum(np.ceil(tiles / lengths[:, None]), 1.0)
-    cost, count = cost_of(np.ceil(tiles / splits), splits), (num_row_tiles * splits).astype(np.int64)
+    count = (num_row_tiles * splits).astype(np.int64)
+    cost = cost_of(np.ceil(tiles / splits), splits, tile_cost, _busy_share(count.sum(axis=1, keepdims=True), num_cus))
     num_partials = np.where(splits > 1, count, 0).sum(axis=1)
     # No launch ends before its longest piece, nor before its work is spread evenly: most lengths need no closer look.
     no_earlier = np.maximum((cost * count).sum(axis=1) / num_cus, np.where(num_row_tiles > 0, cost, 0.0).max(axis=1, initial=0.0))
@@ -146,16 +155,24 @@ def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int) ->
     return np.maximum(-(-kv_tiles // int(lengths[best])), 1)
 
 
-def cost_of(tiles: np.ndarray, splits: np.ndarray) -> np.ndarray:
-    """Of a workgroup with so many tiles, one of `splits` of its row tile, any of which may arrive last."""
-    levels = np.ceil(np.log2(splits) / math.log2(MERGE_WIDTH))
-    return tiles + FIXED_COST + np.where(splits > 1, SPLIT_COST, 0.0) + LEVEL_COST * levels
+def cost_of(tiles: np.ndarray, splits: np.ndarray, tile_cost: float, busy_share: Any) -> np.ndarray:
+    """µs of a workgroup with so many tiles, one of `splits` of its row tile, any of which may arrive last. busy_share: of the compute units."""
+    levels, merged = np.zeros_like(tiles), 1
+    while (splits > merged).any():
+        levels += splits > merged
+        merged *= MERGE_WIDTH
+    return tiles * tile_cost + FIXED_COST + levels * (LEVEL_COST + LEVEL_COST_OF_ALL * busy_share)
 
 
-def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray, num_cus: int) -> float:
-    """When a launch ends, in units of a tile's time, with one workgroup a CU at a time and the longest first (the k-th longest of a round goes to the
-    k-th least loaded CU)."""
-    return _end(cost_of(-(-kv_tiles // splits), splits), row_tiles * splits, num_cus)
+def _busy_share(num_work: Any, num_cus: int) -> Any:
+    """Of the compute units, how many have work."""
+    return np.minimum(num_work, num_cus) / num_cus
+
+
+def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray, num_cus: int, tile_cost: float) -> float:
+    """When a launch ends, in µs, with one workgroup a CU at a time and the longest first (the k-th longest of a round goes to the k-th least loaded CU)."""
+    count = row_tiles * splits
+    return _end(cost_of(np.ceil(kv_tiles / splits), splits, tile_cost, _busy_share(count.sum(), num_cus)), count, num_cus)
 
 
 def _end(cost: np.ndarray, count: np.ndarray, num_cus: int) -> float:

@@ -78,17 +78,20 @@ def least_bytes(shape: Shape, total_kv: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes of a decode over those of cache, q and out. distinct: lines of the whole launch; by_workgroup: the same of each workgroup, added up."""
+    """Bytes of a decode over those of cache, q and out. distinct: lines of the whole launch; by_die, by_workgroup: the same of each die
+    (each has an L2 cache) and of each workgroup, added up."""
 
     distinct: float
+    by_die: float
     by_workgroup: float
 
     @classmethod
     def of(cls, shape: Shape, report: SpeedOfLight) -> Moved:
         least, counts = least_bytes(shape), [launch.counts for launch in report.launches]
         distinct = sum(one.lines_read + one.lines_written for one in counts)
+        by_die = sum(one.die_lines_read + one.die_lines_written for one in counts)
         by_workgroup = sum(int(one.workgroup_lines_read.sum() + one.workgroup_lines_written.sum()) for one in counts)
-        return cls(distinct * LINE_BYTES / least, by_workgroup * LINE_BYTES / least)
+        return cls(distinct * LINE_BYTES / least, by_die * LINE_BYTES / least, by_workgroup * LINE_BYTES / least)
 
 
 def marginal_instructions(short: LaunchCounts, long: LaunchCounts, tokens: int) -> dict[str, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mla_rt.device import open_device
+from mla_rt import work_list
+from mla_rt.emulator import counters
 from mla_rt.emulator.counters import LINE_BYTES
 from mla_rt.speed import BYTES_PER_TOKEN, Shape, count_launches
 from mla_rt.speed_model import speed_of_light
@@ -53,3 +55,15 @@ def test_split_requests_move_their_partials_besides(kv_format, plain_device):
     counts = counts_of(shape, plain_device)
     partials = shape.batch * 4 * shape.num_heads * (PARTIAL_ROW_BYTES + 4)
     assert LINE_BYTES * (counts.lines_read + counts.lines_written) <= LIMIT * (least_bytes(shape) + 2 * partials)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_each_byte_is_read_once_at_128_heads(kv_format, plain_device):
+    """Two row tiles of 64: each token comes to LDS twice, but once from memory, to the die on which both run."""
+    shape = Shape(8, 1024, kv_format, 128, num_splits=1, page_size=64)
+    found = moved(shape, plain_device)
+    assert 1 <= found.by_die <= LIMIT and found.by_workgroup > 1.5
+
+
+def test_the_plan_knows_the_dies():
+    assert work_list.NUM_DIES == counters.NUM_DIES

@@ -51,7 +51,9 @@ VISIBLE = "return min(kv_end, last_visible + (row_begin + row) / num_heads + 1);
 MUTATIONS = (
     barrier("before the query's maxima are read", "tile->largest[wave][row] = largest;\n            ", "scores.h", (LONG,), **SMALL),
     barrier("before the query's terms are read", "        if constexpr (SHARERS > 1) {\n            ", "scores.h", (LONG,), **SMALL),
-    Mutation("barrier before the query's place is used again", "mla_decode.hip", "if constexpr (!WIDE) lds_barrier();", "", (LONG,), **SMALL, seeds=(0, 1)),
+    Mutation(
+        "barrier before the query's place is used again", "mla_decode.hip", "if constexpr (!WIDE) lds_barrier();", "", (LONG,), **SMALL, seeds=(0, 1)
+    ),
     Mutation("barrier before a tile is read", "mla_decode.hip", "if constexpr (WIDE) lds_barrier();", "", (WIDE_LONG,), seeds=(0, 1)),
     barrier("before the streams' ends are written", "const i32 row = lane % ROWS;\n    ", "join.h", (LONG,)),
     barrier("before the streams' ends are read", "= output.block[n];\n    ", "join.h", (LONG,)),
@@ -61,7 +63,9 @@ MUTATIONS = (
     Mutation("causal mask", "mla_decode.hip", "causal ? kv_len - q_len : kv_len", "causal ? kv_len : kv_len"),
     # In the other formats a rescale is wanted beyond 2^16 only, which these logits do not reach.
     Mutation("rescale of the running sum", "softmax.h", "        sum *= factor;\n", "", (LONG,), **MXFP4),
-    Mutation("rescale of the running output", "mla_decode.hip", "if (any_lane(factor != 1.0f)) output.rescale(factor);", "(void)factor;", (LONG,), **MXFP4),
+    Mutation(
+        "rescale of the running output", "mla_decode.hip", "if (any_lane(factor != 1.0f)) output.rescale(factor);", "(void)factor;", (LONG,), **MXFP4
+    ),
     Mutation("scale of a step's weights", "output.h", " : i) + exponent", " : i) + 0 * exponent", **FP8),
     Mutation("scale of a step's sum", "mla_decode.hip", "sum * exp2(shift) : sum", "sum : sum", (LONG,), **FP8),
     Mutation("weights of the join", "join.h", "exp2(base[w] - softmax.base)", "1.0f", (LONG,)),
@@ -71,7 +75,9 @@ MUTATIONS = (
     Mutation("wait for the last to arrive", "merge.h", "!= count - 1) return false;", "!= count - 2) return false;", (SPLIT,), checks="strict"),
     Mutation("page lookup", "kv_block.h", "tokens.page_indices[min(first + lane, tokens.page_of(tokens.end))]", "first + lane"),
     Mutation("end of a page", "kv_block.h", " && (token & page_mask()) + count <= page_mask() + 1", "", (RAGGED.but(page_size=4),)),
-    Mutation("next pages", "kv_block.h", "if (tokens.page_of(token + count - 1) >= first + LANES) load", "if (token + count < 0) load", (ONE_A_PAGE,)),
+    Mutation(
+        "next pages", "kv_block.h", "if (tokens.page_of(token + count - 1) >= first + LANES) load", "if (token + count < 0) load", (ONE_A_PAGE,)
+    ),
     Mutation("scale of V in mxfp4", "mx_scales.h", "__builtin_bit_cast(vec<u16, 2>, two) <<", "((void)two, vec<u16, 2>(127)) <<", **MXFP4),
     Mutation("scale of V in fp8", "mla_decode.hip", "reciprocal_or_zero(softmax.sum) * kv_scale", "reciprocal_or_zero(softmax.sum)", **FP8),
     Mutation("low term of the query", "scores.h", "TERMS = 2, ROW_BYTES", "TERMS = 1, ROW_BYTES", **SMALL),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .state import Group, State
 
 LINE_BYTES = 128  # of the L2 cache
+NUM_DIES = 8  # of a card, each with an L2 cache of its own; workgroup i runs on die i mod 8
 _LINE_SHIFT = LINE_BYTES.bit_length() - 1
 _MERGE_AT = 1 << 22  # (workgroup, line) pairs to gather before equal ones are dropped
 _WAVE_COUNTS = (
@@ -40,7 +41,7 @@ class LaunchCounts:
     conflicts add. read_bytes, written_bytes: of active lanes, as requested by vector memory instructions, atomics included on both sides;
     atomics: lanes that did one.
     workgroup_lines_read, workgroup_lines_written: int64 [workgroups], distinct 128-byte lines of device memory that each workgroup touches;
-    lines_read, lines_written: distinct ones of the whole launch.
+    die_lines_read, die_lines_written: distinct ones of each die, added up; lines_read, lines_written: of the whole launch.
     lds_sites: by pc relative to the code object, for each instruction that accesses LDS (LDS-DMA too): (mnemonic, conflict cycles, accesses of a
     wave), of all waves.
     trace: of the first workgroup, for each wave, the instructions in the order executed.
@@ -65,6 +66,8 @@ class LaunchCounts:
     atomics: np.ndarray
     workgroup_lines_read: np.ndarray
     workgroup_lines_written: np.ndarray
+    die_lines_read: int
+    die_lines_written: int
     lines_read: int
     lines_written: int
     lds_sites: dict[int, tuple[str, int, int]]
@@ -112,6 +115,8 @@ class LaunchCounts:
             self,
             **arrays,
             grid=(x * times, y, z),
+            die_lines_read=self.die_lines_read * times,
+            die_lines_written=self.die_lines_written * times,
             lines_read=self.lines_read * times,
             lines_written=self.lines_written * times,
             lds_sites={pc: (mnemonic, cycles * times, accesses * times) for pc, (mnemonic, cycles, accesses) in self.lds_sites.items()},
@@ -224,8 +229,10 @@ class Counters(Observer):
             **of_wave,
             workgroup_lines_read=lines_read[0],
             workgroup_lines_written=lines_written[0],
-            lines_read=lines_read[1],
-            lines_written=lines_written[1],
+            die_lines_read=lines_read[1],
+            die_lines_written=lines_written[1],
+            lines_read=lines_read[2],
+            lines_written=lines_written[2],
             lds_sites={pc - self._dispatch.image_base: (mnemonic_at[pc], site[0], site[1]) for pc, site in sorted(self._sites.items())},
             trace=() if self._traces is None else tuple(tuple(i for part in trace for i in part) for trace in self._traces),
         )
@@ -264,8 +271,9 @@ class _Lines:
         self._recent, self._num_recent = [], 0
         self._limit = max(_MERGE_AT, len(self._seen))
 
-    def result(self) -> tuple[np.ndarray, int]:
-        """Distinct lines of each workgroup, and of all together."""
+    def result(self) -> tuple[np.ndarray, int, int]:
+        """Distinct lines of each workgroup, of each die, added up, and of all together."""
         self._merge()
-        of_workgroup = np.bincount(self._seen >> 40, minlength=self._num_workgroups)
-        return of_workgroup, len(np.unique(self._seen & (1 << 40) - 1))
+        workgroup, line = self._seen >> 40, self._seen & (1 << 40) - 1
+        of_dies = len(np.unique(workgroup % NUM_DIES << 40 | line))
+        return np.bincount(workgroup, minlength=self._num_workgroups), of_dies, len(np.unique(line))

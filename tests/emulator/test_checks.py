@@ -41,7 +41,12 @@ FAULTS = [
     ("memory_races", "no_acquire", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
     ("memory_races", "no_barrier", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
     ("memory_races", "stored_through", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
-    ("memory_races", "overwritten_too_early", GRID, r"race on device memory: write of 4 bytes and a (read|write) by workgroup .*no release and acquire"),
+    (
+        "memory_races",
+        "overwritten_too_early",
+        GRID,
+        r"race on device memory: write of 4 bytes and a (read|write) by workgroup .*no release and acquire",
+    ),
     ("memory_races", "scalar_load", GRID, r"race on device memory: scalar read of 4 bytes and a write by .*no s_dcache_inv since"),
     ("undefined", "undefined_address", 1, r"read of 4 bytes at an address that depends on an undefined value"),
     ("undefined", "undefined_branch", 1, r"s_cbranch_scc[01] depends on an undefined value"),
