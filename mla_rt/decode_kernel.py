@@ -18,7 +18,7 @@ _TILE_COST = {"bf16": 2.6, "fp8_e4m3fn": 4.2, "mxfp4": 6.5}
 
 @dataclass(frozen=True)
 class DecodeKernel:
-    """rows_per_tile: query rows of a workgroup; tokens_per_tile: tokens that its waves take at a time; tile_cost: µs, modelled, that they take for them."""
+    """rows_per_tile: query rows of a workgroup; tokens_per_tile: tokens that its waves take at a time; tile_cost: µs, modelled, for them."""
 
     kernel: Kernel
     rows_per_tile: int

@@ -18,9 +18,9 @@ WORK_WORDS = 8
 NUM_DIES = 8  # of an MI355X, each with an L2 cache of its own; workgroup i runs on die i mod 8
 MERGE_WIDTH = 4  # partials that are merged at a time: the code object exports it too
 
-# The cost model, in µs of the speed reports' upper bound: what every workgroup takes besides its tiles (loading its query, storing its result), and what
-# the last of several splits to arrive takes for each level of merging: round trips, and partial results at its share of the memory, for which all compute
-# units that have work compete.
+# The cost model, in µs of the speed reports' upper bound: what every workgroup takes besides its tiles (loading its query, storing its result), and
+# what the last of several splits to arrive takes for each level of merging: round trips, and partial results at its share of the memory, for which
+# all compute units that have work compete.
 FIXED_COST, LEVEL_COST, LEVEL_COST_OF_ALL = 9.0, 2.1, 5.0
 # Lengths of a split that are tried: these parts of a CU's fair share of all tiles, and those of the longest request.
 _OF_FAIR_SHARE = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.8, 0.84, 0.88, 0.92, 0.96, 1, 1.04, 1.08, 1.15, 1.3)
@@ -170,7 +170,7 @@ def _busy_share(num_work: Any, num_cus: int) -> Any:
 
 
 def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray, num_cus: int, tile_cost: float) -> float:
-    """When a launch ends, in µs, with one workgroup a CU at a time and the longest first (the k-th longest of a round goes to the k-th least loaded CU)."""
+    """When a launch ends, in µs, with one workgroup a CU at a time and the longest first (the k-th longest of a round goes to the k-th least loaded)."""
     count = row_tiles * splits
     return _end(cost_of(np.ceil(kv_tiles / splits), splits, tile_cost, _busy_share(count.sum(), num_cus)), count, num_cus)
 

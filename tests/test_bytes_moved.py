@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mla_rt.device import open_device
 from mla_rt import work_list
+from mla_rt.device import open_device
 from mla_rt.emulator import counters
 from mla_rt.emulator.counters import LINE_BYTES
 from mla_rt.speed import BYTES_PER_TOKEN, Shape, count_launches

@@ -11,9 +11,9 @@ Other waves of the writer's workgroup are covered if they issued their stores be
 nothing: they share the way to the L2); those of the reader's workgroup after a barrier behind the buffer_inv. A scalar load needs an s_dcache_inv
 besides, for any byte that was written in the launch.
 
-Every access gets a number (one a wave, rising with time), and each dword the number of its last write and its last read. A read that an earlier one of
-another workgroup is ordered before stands for both: who is ordered behind it is behind the earlier one too. Reads are only listed until an allocation is
-first written: most never are. Allocations with accesses narrower than a dword are kept byte by byte.
+Every access gets a number (one a wave, rising with time), and each dword the number of its last write and its last read. A read that an earlier one
+of another workgroup is ordered before stands for both: who is ordered behind it is behind the earlier one too. Reads are only listed until an
+allocation is first written: most never are. Allocations with accesses narrower than a dword are kept byte by byte.
 """
 
 from __future__ import annotations

@@ -139,7 +139,10 @@ class Releases:
         return self._publications[wave]
 
     def ordered(self, wave: int, source: tuple[int, int], number: int, *, read: bool, atomic: bool, location: int) -> bool:
-        """Whether the access with this number, of the wave `source`, is ordered before what the wave does now. read, atomic: what it was, at `location`."""
+        """Whether the access with this number, of the wave `source`, is ordered before what the wave does now.
+
+        read, atomic: what it was; location: where.
+        """
         if source[0] == int(self._workgroup[wave]):
             return True
         known = self._knows.get(wave, {})
