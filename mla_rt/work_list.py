@@ -170,7 +170,7 @@ def _busy_share(num_work: Any, num_cus: int) -> Any:
 
 
 def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray, num_cus: int, tile_cost: float) -> float:
-    """When a launch ends, in µs, with one workgroup a CU at a time and the longest first (the k-th longest of a round goes to the k-th least busy)."""
+    """When a launch ends, in µs, with a workgroup a CU at a time and the longest first (the k-th longest of a round goes to the k-th least busy)."""
     count = row_tiles * splits
     return _end(cost_of(np.ceil(kv_tiles / splits), splits, tile_cost, _busy_share(count.sum(), num_cus)), count, num_cus)
 
