@@ -44,6 +44,7 @@ def barrier(what: str, before: str, file: str = "mla_decode.hip", cases: tuple[C
 
 
 SMALL = {"kv_formats": ("fp8_e4m3fn", "mxfp4")}  # that split the query
+STRICT = {"checks": "strict"}
 FP8 = {"kv_formats": ("fp8_e4m3fn",)}
 MXFP4 = {"kv_formats": ("mxfp4",)}
 ONE_A_PAGE = LONG.but(page_size=1)
@@ -57,7 +58,7 @@ MUTATIONS = (
     Mutation("barrier before a tile is read", "mla_decode.hip", "if constexpr (WIDE) lds_barrier();", "", (WIDE_LONG,), seeds=(0, 1)),
     barrier("before the streams' ends are written", "const i32 row = lane % ROWS;\n    ", "join.h", (LONG,)),
     barrier("before the streams' ends are read", "= output.block[n];\n    ", "join.h", (LONG,)),
-    barrier("before the count of arrivals is read", "*broadcast = atomic_add(arrivals, 1);\n    }\n    ", "merge.h", (SPLIT,)),
+    barrier("before the count of arrivals is read", "if (thread == 0) *broadcast = atomic_add(arrivals, 1);\n    ", "merge.h", (SPLIT,)),
     Mutation("tail mask", "mla_decode.hip", VISIBLE, "return last_visible + (row_begin + row) / num_heads + 1;", (FULL,)),
     Mutation("tail mask of a split", "mla_decode.hip", VISIBLE, VISIBLE.replace("min(kv_end, ", "min(kv_end + 64, "), (SPLIT,)),
     Mutation("causal mask", "mla_decode.hip", "causal ? kv_len - q_len : kv_len", "causal ? kv_len : kv_len"),
@@ -69,17 +70,22 @@ MUTATIONS = (
     Mutation("scale of a step's weights", "output.h", " : i) + exponent", " : i) + 0 * exponent", **FP8),
     Mutation("scale of a step's sum", "mla_decode.hip", "sum * exp2(shift) : sum", "sum : sum", (LONG,), **FP8),
     Mutation("weights of the join", "join.h", "exp2(base[w] - softmax.base)", "1.0f", (LONG,)),
-    Mutation("weights of the merge", "merge.h", "exp2((lses[n][r] - base) * LOG2_E)", "1.0f", (SPLIT,)),
-    Mutation("last part of the merge", "merge.h", "n < count ? exp2", "n < count - 1 ? exp2", (SPLIT,)),
-    Mutation("second level of the merge", "merge.h", "stride *= MERGED_AT_ONCE", "stride *= 1", (SPLIT.but(num_splits=6),)),
-    Mutation("wait for the last to arrive", "merge.h", "!= count - 1) return false;", "!= count - 2) return false;", (SPLIT,), checks="strict"),
+    Mutation("weights of the merge", "merge.h", "exp2((other_lse[n] - base) * LOG2_E)", "1.0f", (SPLIT,)),
+    Mutation("last part of the merge", "merge.h", "present[n] = other < count;", "present[n] = other < count - 1;", (SPLIT,)),
+    Mutation("second level of the merge", "merge.h", "stride *= MERGED_AT_ONCE", "stride *= 1", (SPLIT.but(num_splits=6),), **STRICT),
+    Mutation("wait for what is stored through", "merge.h", "wait_for_memory();  // of each wave", "// of each wave", (SPLIT,), **STRICT),
+    Mutation("way of partials to memory", "gfx9.h", "DEVICE_SCOPE = 1 << 4", "DEVICE_SCOPE = 0", (SPLIT,), **STRICT),
+    Mutation("acquire", "merge.h", "acquire_from_device();", "", (SPLIT,), **STRICT),
+    # MXFP4 cannot be without: its scales come through registers, for which the compiler waits.
+    Mutation("wait for a block", "mla_decode.hip", "    do {\n        wait_for_memory();\n", "    do {\n", (LONG,), ("bf16", "fp8_e4m3fn"), **STRICT),
+    Mutation("wait for the last to arrive", "merge.h", "!= count - 1) return false;", "!= count - 2) return false;", (SPLIT,), **STRICT),
     Mutation("page lookup", "kv_block.h", "tokens.page_indices[min(first + lane, tokens.page_of(tokens.end))]", "first + lane"),
     Mutation("end of a page", "kv_block.h", " && (token & page_mask()) + count <= page_mask() + 1", "", (RAGGED.but(page_size=4),)),
     Mutation(
         "next pages", "kv_block.h", "if (tokens.page_of(token + count - 1) >= first + LANES) load", "if (token + count < 0) load", (ONE_A_PAGE,)
     ),
     Mutation("scale of V in mxfp4", "mx_scales.h", "__builtin_bit_cast(vec<u16, 2>, two) <<", "((void)two, vec<u16, 2>(127)) <<", **MXFP4),
-    Mutation("scale of V in fp8", "mla_decode.hip", "reciprocal_or_zero(softmax.sum) * kv_scale", "reciprocal_or_zero(softmax.sum)", **FP8),
+    Mutation("scale of V in fp8", "mla_decode.hip", "reciprocal_or_zero(softmax.sum) * scale_of_kv", "reciprocal_or_zero(softmax.sum)", **FP8),
     Mutation("low term of the query", "scores.h", "TERMS = 2, ROW_BYTES", "TERMS = 1, ROW_BYTES", **SMALL),
     Mutation("low terms of the weights", "output.h", "static constexpr int TERMS = 3;", "static constexpr int TERMS = 1;", **FP8),
 )
