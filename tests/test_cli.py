@@ -90,7 +90,7 @@ def test_demo_shows_three_formats(capsys, batch_path):
     code, out, err = run(capsys, "demo", batch_path, "--device", "emulator")
     assert (code, err) == (0, "")
     rows = {words[0]: words for words in map(str.split, out.splitlines()) if words and words[0] in ("bf16", "fp8_e4m3fn", "mxfp4")}
-    assert [row[1] for row in rows.values()] == [f"mla_decode_{kv_format}_wide" for kv_format in rows]  # 4 query tokens x 16 heads
+    assert [row[1] for row in rows.values()] == [f"mla_decode_{kv_format}_narrow" for kv_format in rows]
     assert [row[2] for row in rows.values()] == ["80,640", "40,320", "21,420"]  # 70 rows of 1152, 576 and 306 bytes
     assert rows["bf16"][5] == "none" and 0 < float(rows["fp8_e4m3fn"][5]) < float(rows["mxfp4"][5])
     for row in rows.values():

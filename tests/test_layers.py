@@ -40,7 +40,7 @@ LAYERS = {
     "arrays": {"errors", "device", "resources", "dlpack"},
     "operands": {"errors", "device", "resources", "arrays"},
     "plan": {"errors", "arguments", "requests", "batch", "work_list", "device", "resources", "arrays", "decode_kernel", "operands"},
-    "decode": {"errors", "formats", "batch", "merge", "device", "resources", "plan"},
+    "decode": {"errors", "formats", "batch", "merge", "device", "resources", "decode_kernel", "plan"},
 }
 # The command line stands on all of these, but reaches a backend through device.py only; nothing below knows of it.
 COMMAND = {"kernel_arguments", "accuracy", "occupancy", "output_file", "terminal", "batch_file", "check", "demo", "probe", "cli", "__main__"}

@@ -58,7 +58,8 @@ def counts(by_kind, *, lds_cycles=8, conflicts=2, lines=10, lines_written=0, sha
         lds_read_bytes=512 * each, lds_written_bytes=0 * each, lds_cycles=lds_cycles * each, lds_conflict_cycles=conflicts * each,
         read_bytes=1280 * each, written_bytes=0 * each, scalar_read_bytes=4 * each, atomics=0 * each,
         workgroup_lines_read=np.full(workgroups, lines), workgroup_lines_written=np.full(workgroups, lines_written),
-        lines_read=total, lines_written=workgroups * lines_written, lds_sites={0x40: ("ds_read_b64", 2 * workgroups * waves, 4 * workgroups * waves)},
+        die_lines_read=total, die_lines_written=workgroups * lines_written, lines_read=total, lines_written=workgroups * lines_written,
+        lds_sites={0x40: ("ds_read_b64", 2 * workgroups * waves, 4 * workgroups * waves)},
     )  # fmt: skip
 
 
