@@ -97,6 +97,7 @@ DEVICE bool merge_splits(PartialResult<TILE_ROWS, COUNT>& result, const Partials
         if (!arrives_last(broadcast, arrivals + node, count, thread)) return false;
         result.add(partials, node * MERGED_AT_ONCE * stride, stride, split % MERGED_AT_ONCE, count, min(row, last_row), column);
         arrivals += num_nodes, split = node, num_splits = num_nodes;
+        lds_barrier();  // all waves have read what one of them overwrites next: the log-sum-exps
     }
     return true;
 }
