@@ -49,14 +49,14 @@ def ragged_lengths() -> np.ndarray:
 
 
 @cache
-def ours(shape: Shape) -> SpeedOfLight:
-    """The model of a decode of equal requests."""
+def ours(shape: Shape, *, exact: bool = False) -> SpeedOfLight:
+    """The model of a decode of equal requests. exact: all of them are counted, as which workgroups share a die asks for."""
 
     def count() -> list[LaunchCounts]:
         with closing(EmulatorDevice()) as device:
-            return list(count_launches(shape, device, max_tokens=MAX_TOKENS))
+            return list(count_launches(shape, device, exact=exact, max_tokens=MAX_TOKENS))
 
-    return speed_of_light(counted(repr(shape), [KERNELS, *_CUT_BY], count))
+    return speed_of_light(counted(f"{shape!r}{' exact' * exact}", [KERNELS, *_CUT_BY], count))
 
 
 @cache

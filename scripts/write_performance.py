@@ -151,7 +151,7 @@ TILE_CLASSES = ("valu", "transcendental", "mfma", "lds", "vmem", "salu", "smem",
 
 def bytes_row(kv_format: str, page_size: int, num_heads: int) -> list[str]:
     shape = unsplit(kv_format, page_size, num_heads)
-    moved = Moved.of(shape, ours(shape))
+    moved = Moved.of(shape, ours(shape, exact=True))
     return [NAMES[kv_format], f"{num_heads}", f"{page_size}", f"{moved.distinct:.4f}", f"{moved.by_die:.4f}", f"{moved.by_workgroup:.4f}"]
 
 
@@ -196,7 +196,7 @@ def acceptance(aiter: Any, with_ragged: bool) -> list[list[str]]:
         ("bytes moved over cache + q + out, unsplit, page size ≥ 16", [case for case in BYTES_CASES if case[1] >= 16], "distinct"),
         ("the same at 128 heads, each die's bytes added up", [case for case in BYTES_CASES if case[2] == 128], "by_die"),
     ):
-        moved = {case: getattr(Moved.of(shape := unsplit(*case), ours(shape)), of) for case in cases}
+        moved = {case: getattr(Moved.of(shape := unsplit(*case), ours(shape, exact=True)), of) for case in cases}
         asked.append((label, 1.02, max((value, f"{NAMES[case[0]]}, {case[2]} heads, pages of {case[1]}") for case, value in moved.items())))
     if with_ragged:
         asked.append(("ragged: busiest compute unit over the mean", 1.1, max((busiest(ours_ragged(f).launches[0]), NAMES[f]) for f in FORMATS)))
