@@ -157,10 +157,7 @@ def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int, ti
 
 def cost_of(tiles: np.ndarray, splits: np.ndarray, tile_cost: float, busy_share: Any) -> np.ndarray:
     """µs of a workgroup with so many tiles, one of `splits` of its row tile, any of which may arrive last. busy_share: of the compute units."""
-    levels, merged = np.zeros_like(tiles), 1
-    while (splits > merged).any():
-        levels += splits > merged
-        merged *= MERGE_WIDTH
+    levels = (np.frexp(splits - 1.0)[1] + 1) // 2  # the bits of splits - 1, two of which a merge of four takes away
     return tiles * tile_cost + FIXED_COST + levels * (LEVEL_COST + LEVEL_COST_OF_ALL * busy_share)
 
 
