@@ -45,11 +45,11 @@ def test_the_parts_of_a_decode_add_up(emulator_device, counted):
         tolerance = 0.05 if name in ("valu", "branch") else 1e-9
         assert launch.by_class[name] == pytest.approx(tiles.once[name] + 11 * tiles.per_tile[name], rel=tolerance)
     assert [launch.kernel for launch in counted.launches] == ["mla_decode_fp8_e4m3fn_narrow"]
-    # A merge of two splits reads what the other one wrote, 16 rows of 512 columns in f32, and its own in place of the two that four would have; 64 lanes
-    # of four waves read a log-sum-exp of each. The result in bf16 is then written once, not twice.
+    # A merge of two splits reads what the other one wrote, 16 rows of 512 columns in f32, and its own in place of the two that four would have; 64
+    # lanes of four waves read a log-sum-exp of each. The result in bf16 is then written once, not twice.
     partial, result = 16 * 512 * 4, 16 * 512 * 2
     assert 0 <= tiles.merge["bytes read"] - 3 * (partial + 1024) < 512 and 0 <= tiles.merge["bytes written"] - (2 * partial - result) < 512
-    # The cache is read once: its bytes lie in so many lines at least, and not in many more. Besides it q, two partials of each request, and a few lines.
+    # The cache is read once: its bytes lie in so many lines at least, and not in many more. Besides it q, two partials of each request, a few lines.
     besides = 2 * 16 * 576 * 2 + 2 * 2 * (partial + 128)
     assert 2 * 200 * 576 / 128 < counted.launches[0].lines_read < (2 * 208 * 576 + besides) / 128 + 50
 

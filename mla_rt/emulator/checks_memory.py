@@ -1,4 +1,7 @@
-"""Check of device memory: accesses of different workgroups to the same bytes that nothing orders.
+"""Check of device memory: accesses of different waves to the same bytes that nothing orders.
+
+Waves of one workgroup are ordered by a barrier. (Of the reads between two barriers only the last is kept: a write that races with another wave's read
+is found if that one was the last before it, or if it comes after.)
 
 Workgroup i runs on compute die i mod 8 and the dies' L2 caches are not coherent, so data go from one workgroup to another only like this (what
 LLVM makes of a release and an acquire fence of agent scope):
@@ -167,7 +170,7 @@ class MemoryRaces(Observer):
         suspect = earlier != 0
         if suspect.any():
             if not scalar:
-                suspect &= self._workgroup_of[earlier] != self._workgroup_of[numbers]
+                suspect &= self._apart(earlier, numbers)
             self._judge(group, allocation, suspect, cells, numbers, earlier, f"{access} of {nbytes} bytes", "write", scalar=scalar)
         self._mark_reads(allocation)
         self._mark_read(allocation, cells, numbers, group)
@@ -181,17 +184,21 @@ class MemoryRaces(Observer):
             earlier = table.take(cells)
             suspect = earlier != 0
             if suspect.any():
-                suspect &= (earlier < 0) | (self._workgroup_of[np.abs(earlier)] != self._workgroup_of[numbers])
+                suspect &= (earlier < 0) | self._apart(np.abs(earlier), numbers)
                 suspect &= ~(self._atomic[np.abs(earlier)] & self._atomic[numbers])
                 self._judge(group, allocation, suspect, cells, numbers, earlier, f"{access} of {nbytes} bytes", verb)
-        # Where lanes of one instruction meet in a cell, those of different workgroups race, unless it is an atomic.
+        # Where lanes of one instruction meet in a cell, those of different waves race, unless it is an atomic.
         order = np.argsort(cells, kind="stable")
         sorted_cells, sorted_numbers = cells[order], numbers[order]
         meet = (sorted_cells[1:] == sorted_cells[:-1]) & (sorted_numbers[1:] != sorted_numbers[:-1]) & ~self._atomic[sorted_numbers[1:]]
         if meet.any():
-            meet &= self._workgroup_of[sorted_numbers[1:]] != self._workgroup_of[sorted_numbers[:-1]]
             self._judge(group, allocation, meet, sorted_cells[1:], sorted_numbers[1:], sorted_numbers[:-1], f"{access} of {nbytes} bytes", "write")
         allocation.writer[cells] = numbers
+
+    def _apart(self, earlier: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Whether accesses are of different workgroups, or of different waves of one with no barrier between."""
+        in_phase = (earlier >= self._releases.phase_begin) & (self._source_of[earlier] != self._source_of[numbers])
+        return np.asarray(in_phase | (self._workgroup_of[earlier] != self._workgroup_of[numbers]))
 
     def _mark_reads(self, allocation: _Allocation) -> None:
         """Turn the list of reads into marks."""
@@ -267,7 +274,8 @@ class MemoryRaces(Observer):
             lanes = np.zeros(group.mask.shape, np.bool_)
             lanes[row, 0] = True
             other = (source[0] & 0x1FFFFF, source[0] >> 21 & 0x1FFFFF, source[0] >> 42)
-            reason = "with no release and acquire of device scope between them"
+            same = source[0] == int(self._workgroup_of[number])
+            reason = f"with no {'barrier' if same else 'release and acquire of device scope'} between them"
             if ordered:
                 reason = "and no s_dcache_inv since: the scalar cache sees no stores"
             place = f"workgroup {other}, wave {source[1]} at pc {int(self._pc_of[before]):#x}"

@@ -144,13 +144,18 @@ class Releases:
         read, atomic: what it was; location: where.
         """
         if source[0] == int(self._workgroup[wave]):
-            return True
+            return number < self._before_barrier or source[1] == int(self._position[wave])
         known = self._knows.get(wave, {})
         if known.get(source, 0) > number:
             return True
         if (read or atomic) and known.get((*source, "complete"), 0) > number:
             return True
         return atomic and known.get(("at", location), 0) > number
+
+    @property
+    def phase_begin(self) -> int:
+        """Number of the first access since the last barrier."""
+        return self._before_barrier
 
     def scalar_cache_clean(self, wave: int, number: int) -> bool:
         """Whether the wave has invalidated the scalar cache since the access with this number."""

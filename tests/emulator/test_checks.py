@@ -37,6 +37,7 @@ FAULTS = [
     ("lds_races", "dma_late_wait", 1, r"LDS race: read of 4 bytes and, with no wait for it before the barrier, DMA write of 16 bytes"),
     ("memory_races", "write_write", GRID, r"race on device memory: write of 4 bytes and a write by workgroup \(\d, 0, 0\), wave \d at pc 0x\w+"),
     ("memory_races", "read_other", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
+    ("memory_races", "read_other_wave", 1, r"race on device memory: (read|write) of 4 bytes and a (read|write) by workgroup .*no barrier between"),
     ("memory_races", "no_release", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
     ("memory_races", "no_acquire", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
     ("memory_races", "no_barrier", GRID, r"race on device memory: read of 4 bytes and a write by workgroup \(\d, 0, 0\).*no release and acquire"),
@@ -89,7 +90,7 @@ def arguments(device: Device, module: Module, kernel: str) -> dict[str, Any]:
     for argument in module.kernel(kernel).info.args:
         if argument.name == "out":
             made["out"] = device.allocate(4 * THREADS * (1 if kernel.startswith("past") else GRID))
-            if kernel.startswith(("undefined_counter", "misaligned", "scalar_load")):
+            if kernel.startswith(("undefined_counter", "misaligned", "scalar_load", "read_other_wave")):
                 made["out"].fill(0)
         elif argument.name == "counter":
             made["counter"] = device.to_device(np.zeros(3, np.int32))

@@ -20,6 +20,18 @@ template <bool MENDED> DEVICE void body_read_other(i32* out) {
 }
 FAULTY(read_other, (i32* out), (out))
 
+// A wave reads what another one of its workgroup writes.
+template <bool MENDED> DEVICE void body_read_other_wave(i32* out) {
+    const i32 thread = thread_idx(), wave = thread / LANES;
+    i32* mine = out + workgroup_idx() * THREADS;
+    mine[thread] = thread;
+    if (MENDED) full_barrier();
+    const i32 other = mine[(wave ^ 1) * LANES + thread % LANES];
+    if (MENDED) full_barrier();
+    mine[thread] = other;
+}
+FAULTY(read_other_wave, (i32* out), (out))
+
 // The last workgroup to arrive adds up what all have stored: `out` holds the partials, [grid][256]; `counter` counts arrivals.
 template <bool RELEASE, bool ACQUIRE, bool BARRIER> DEVICE void last_arriver(i32* counter, i32* out, i32* total) {
     SHARED i32 arrived;
@@ -94,6 +106,6 @@ template <bool MENDED> DEVICE void body_scalar_load(i32* out) {
     i32 value;
     const i32* source = MENDED ? mine + LANES : mine;
     asm volatile("s_load_dword %0, %1, 0x0\n s_waitcnt lgkmcnt(0)" : "=s"(value) : "s"(source));
-    mine[2 * LANES + thread % LANES] = value;
+    if (thread < LANES) mine[2 * LANES + thread] = value;
 }
 FAULTY(scalar_load, (i32* out), (out))
