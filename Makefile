@@ -1,4 +1,4 @@
-# make all: kernels -> mla_rt/code_objects/<arch>/<stem>.co    make demo | test | peers | examples | performance | lint | wheel | clean
+# make all: kernels -> mla_rt/code_objects/<arch>/<stem>.co    make demo | test | peers | examples | docs | performance | lint | wheel | clean
 # Needs python3 (3.10 or newer, with venv) and make. Everything else is installed into .venv.
 
 PYTHON ?= python3
@@ -16,7 +16,7 @@ OBJECTS := $(foreach arch,$(ARCHES),$(KERNELS:src/hip/%.hip=mla_rt/code_objects/
 STALE   := $(filter-out $(OBJECTS),$(foreach arch,$(ARCHES),$(wildcard mla_rt/code_objects/$(arch)/*.co)))
 
 .DELETE_ON_ERROR:
-.PHONY: all demo test peers examples performance lint wheel clean remove-stale
+.PHONY: all demo test peers examples docs performance lint wheel clean remove-stale
 
 all: $(OBJECTS) $(if $(STALE),remove-stale)
 
@@ -56,6 +56,11 @@ peers: all
 examples: all
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[examples]'
 	JAX_PLATFORMS=cpu $(PY) -m pytest -k jax tests/test_interop_consumers.py tests/test_examples.py
+
+# The pages of docs/ and the docstrings as a site, build/site/index.html; a warning is an error. Sphinx is fetched (10 MB, once).
+docs: $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(PY) -m sphinx --quiet --fail-on-warning --builder html --doctree-dir build/doctrees docs build/site
 
 # docs/kernels.md and docs/performance.md: ours and AMD's kernels under the model. About ten minutes the first time, for counting AMD's.
 performance: all

@@ -1,0 +1,75 @@
+"""The guides in docs/: the blocks of a page are run in order, as one session, and print what the page says; no block of any page is left out.
+
+The pages with tests of their own: emulator.md (test_docs.py) and embedding.md (test_embed.py).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mla_rt
+from conftest import ROOT
+
+GUIDES = ("index", "getting_started", "formats", "layouts", "serving", "errors", "api")
+TESTED_ELSEWHERE = {"emulator": "test_docs.py", "embedding": "test_embed.py"}
+DIRECTIVES = {"{toctree}", "{include}", "{eval-rst}"}  # for Sphinx, nothing that a reader would run
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and text of each, in order."""
+    return re.findall(r"^ *```(\S*)[^\n]*\n(.*?)^ *```$", PAGES[page], re.MULTILINE | re.DOTALL)
+
+
+def run_command(line: str, folder: Path) -> None:
+    """mla-rt of this checkout; anything else has to be a step of .ci/run."""
+    if line.startswith(".venv/bin/mla-rt "):
+        done = subprocess.run([sys.executable, "-m", "mla_rt", *shlex.split(line)[1:]], cwd=folder, text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        assert f"step {line}" in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_guide(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    printed = None  # by the last program, if that was the last block
+    for number, (language, text) in enumerate(blocks(page)):
+        if language == "python":
+            exec(compile(text, f"block {number} of {page}.md", "exec"), names)
+            printed = capsys.readouterr().out
+        elif language == "text":
+            assert printed == text, f"block {number} of {page}.md"
+            printed = None
+        elif language == "sh":
+            for line in text.splitlines():
+                run_command(line, tmp_path)
+        else:
+            assert language in DIRECTIVES, f"block {number} of {page}.md is of {language or 'no language'}"
+
+
+def test_no_block_is_left_out():
+    for page, text in PAGES.items():
+        assert len(re.findall(r"```|~~~", text)) == 2 * len(blocks(page)), f"{page}.md has a block that is not understood"
+        if blocks(page):
+            assert page in GUIDES or page in TESTED_ELSEWHERE, f"no test runs the blocks of {page}.md"
+    for page, test in TESTED_ELSEWHERE.items():
+        assert f'"{page}.md"' in (ROOT / "tests" / test).read_text() or f"docs/{page}.md" in (ROOT / "tests" / test).read_text()
+
+
+def test_the_reference_has_every_public_name():
+    entries = re.findall(r"^\.\. auto(?:function|class|exception):: mla_rt\.([\w.]+)", PAGES["api"], re.MULTILINE)
+    assert set(mla_rt.__all__) - {"__version__", "reference"} <= set(entries)
+    assert "reference.mla_decode" in entries and "mla_rt.__version__" in PAGES["api"]
+
+
+def test_every_page_is_in_the_table_of_contents():
+    (toctree,) = [text for language, text in blocks("index") if language == "{toctree}"]
+    assert set(toctree.split()) - {":hidden:"} == set(PAGES) - {"index"}
