@@ -13,7 +13,12 @@ release = mla_rt.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 4  # links to headings, as GitHub has them
 smartquotes = False  # "auto" is a value
-html_theme_options = {"page_width": "80rem", "body_max_width": "none", "code_font_size": "0.75em", "description": "MLA decode for AMD GPUs, without PyTorch"}
+html_theme_options = {
+    "description": "MLA decode for AMD GPUs, without PyTorch",
+    "page_width": "80rem",
+    "body_max_width": "none",
+    "code_font_size": "0.75em",
+}
 html_show_sphinx = False
 maximum_signature_line_length = 100
 autodoc_member_order = "bysource"

@@ -29,7 +29,9 @@ REPRODUCE = """\
 ## How to reproduce
 `make performance` writes this page. One shape, with all its counts, for a terminal, as JSON or as a page with pictures:
 
-    .venv/bin/mla-rt speed --batch 64 --kv-len 8192 --kv-format fp8_e4m3fn --page-size 64 --html speed.html
+```sh
+.venv/bin/mla-rt speed --batch 4 --kv-len 1024 --kv-format fp8_e4m3fn --page-size 64 --html speed.html
+```
 
 AITER's kernels run in `tests/peers` (`make peers`); how they are launched and at what splits is in `aiter_mla.py` and `aiter_speed.py` there. Equal
 requests do equal work, so a batch of them is counted on one or a few, whose counts are repeated; the ragged batch is emulated whole.
