@@ -1,10 +1,11 @@
-"""The guides in docs/: the blocks of a page are run in order, as one session, and print what the page says; no block of any page is left out.
+"""The guides in docs/: the blocks of a page are pasted into one interactive session, and print what the page says; no block of any page is left out.
 
 The pages with tests of their own: emulator.md (test_docs.py) and embedding.md (test_embed.py).
 """
 
 from __future__ import annotations
 
+import code
 import re
 import shlex
 import subprocess
@@ -42,12 +43,13 @@ def run_command(line: str, folder: Path) -> None:
 @pytest.mark.parametrize("page", GUIDES)
 def test_guide(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    session = code.InteractiveConsole()
     printed = None  # by the last program, if that was the last block
     for number, (language, text) in enumerate(blocks(page)):
         if language == "python":
-            exec(compile(text, f"block {number} of {page}.md", "exec"), names)
-            printed = capsys.readouterr().out
+            *_, incomplete = [session.push(line) for line in [*text.splitlines(), ""]]
+            printed, errors = capsys.readouterr()
+            assert not (errors or incomplete), f"block {number} of {page}.md: {errors or 'incomplete'}"
         elif language == "text":
             assert printed == text, f"block {number} of {page}.md"
             printed = None
