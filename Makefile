@@ -60,7 +60,7 @@ examples: all
 # The pages of docs/ and the docstrings as a site, build/site/index.html; a warning is an error. Sphinx is fetched (10 MB, once).
 docs: $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	$(PY) -m sphinx --quiet --fail-on-warning --builder html --doctree-dir build/doctrees docs build/site
+	$(PY) -m sphinx --quiet --fail-on-warning --fresh-env --builder html --doctree-dir build/doctrees docs build/site
 
 # docs/kernels.md and docs/performance.md: ours and AMD's kernels under the model. About ten minutes the first time, for counting AMD's.
 performance: all
