@@ -59,6 +59,7 @@ examples: all
 
 # The pages of docs/ and the docstrings as a site, build/site/index.html; a warning is an error. Sphinx is fetched (10 MB, once).
 docs: $(STAMP)
+	@rm -rf build/site
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(PY) -m sphinx --quiet --fail-on-warning --fresh-env --builder html --doctree-dir build/doctrees docs build/site
 

@@ -41,5 +41,11 @@ def plain_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: li
             lines += [*"".join(pieces).splitlines(), ""]
 
 
+def plain_names(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None) -> tuple[str | None, str | None]:
+    """Aliases of types by their names, which newer versions of Sphinx wrap."""
+    return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", signature or "") or None, returns
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", plain_names)
     app.connect("autodoc-process-docstring", plain_text)
