@@ -88,27 +88,28 @@ def make_work_list(
     if max(num_work, int(num_rows.sum())) > _INT32_MAX:
         raise ValueError(f"{int(num_rows.sum())} query rows and {num_work} pieces of work exceed the limit of {_INT32_MAX} a launch")
 
-    request = np.repeat(np.arange(len(kv_lens)), num_work_of)
-    position = np.arange(num_work) - (np.cumsum(num_work_of) - num_work_of)[request]
-    split, tile = np.divmod(position, row_tiles[request])
-    num_splits_of, kv_len, units_of = splits[request], kv_lens[request], units[request]
-    kv_begin, kv_end = (np.minimum(cut * units_of // num_splits_of * cut_unit, kv_len) for cut in (split, split + 1))
-    is_split = num_splits_of > 1
     counters_a_tile = num_merges(splits)
     num_counters_of = row_tiles * counters_a_tile
-    first_counter, first_partial = (np.cumsum(counts) - counts for counts in (num_counters_of, num_partials_of))
+    first_work, first_counter, first_partial = (np.cumsum(counts) - counts for counts in (num_work_of, num_counters_of, num_partials_of))
+    # Of each piece of work, what its request says. (One array, repeated once: the time of a plan is the number of calls.)
+    of_request = (np.arange(len(kv_lens)), first_work, row_tiles, splits, kv_lens, units, first_counter, counters_a_tile, first_partial)
+    request, first, tiles, num_splits_of, kv_len, units_of, counter, counters, partial = np.repeat(np.array(of_request), num_work_of, axis=1)
+    position = np.arange(num_work)
+    split, tile = np.divmod(position - first, tiles)
+    kv_begin, kv_end = (np.minimum(cut * units_of // num_splits_of * cut_unit, kv_len) for cut in (split, split + 1))
+    is_split = num_splits_of > 1
     work = np.empty((num_work, WORK_WORDS), np.int32)
     work[:, 0] = request
     work[:, 1] = tile * rows_per_tile
     work[:, 2] = kv_begin
     work[:, 3] = kv_end
-    work[:, 4] = np.where(is_split, first_counter[request] + tile * counters_a_tile[request], -1)
-    work[:, 5] = np.where(is_split, first_partial[request] + tile * num_splits_of, 0)
+    work[:, 4] = np.where(is_split, counter + tile * counters, -1)
+    work[:, 5] = np.where(is_split, partial + tile * num_splits_of, 0)
     work[:, 6] = split
     work[:, 7] = num_splits_of
     # Workgroups start in this order as CUs become free: the long ones first, so that the short ones fill the gaps at the end.
     # (Of equal lengths the first comes first: with the place in the key no stable sort is needed, which would take longer.)
-    order = np.argsort((kv_begin - kv_end) * num_work + np.arange(num_work))
+    order = np.argsort((kv_begin - kv_end) * num_work + position)
     if row_tiles.max(initial=0) > 1:
         # The row tiles of a split read the same tokens. NUM_DIES apart they run side by side on one die, whose L2 cache then brings them once.
         tile_in_order = tile[order]
@@ -142,16 +143,17 @@ def _choose_splits(row_tiles: np.ndarray, kv_tiles: np.ndarray, num_cus: int, ti
     count = (num_row_tiles * splits).astype(np.int64)
     cost = cost_of(np.ceil(tiles / splits), splits, tile_cost, _busy_share(count.sum(axis=1, keepdims=True), num_cus))
     num_partials = np.where(splits > 1, count, 0).sum(axis=1)
-    # No launch ends before its longest piece, nor before its work is spread evenly: most lengths need no closer look.
-    no_earlier = np.maximum((cost * count).sum(axis=1) / num_cus, np.where(num_row_tiles > 0, cost, 0.0).max(axis=1, initial=0.0))
+    # No launch ends before its longest piece, nor before its work is spread evenly, which long pieces do not let it be: those lengths are tried first
+    # that look best by that, and those that cannot be better than the best not at all.
+    longest_piece = np.where(num_row_tiles > 0, cost, 0.0).max(axis=1, initial=0.0)
+    no_earlier = np.maximum((cost * count).sum(axis=1) / num_cus, longest_piece)
     no_earlier[num_partials > MAX_PARTIALS_PER_CU * num_cus] = np.inf
     best_end, best = np.inf, 0
-    for candidate in np.argsort(no_earlier, kind="stable").tolist():
-        if no_earlier[candidate] > best_end:
-            break
-        end = _end(cost[candidate], count[candidate], num_cus)
-        if (end, candidate) < (best_end, best):
-            best_end, best = end, candidate
+    for candidate in np.argsort(no_earlier + longest_piece / 10, kind="stable").tolist():
+        if no_earlier[candidate] <= best_end:
+            end = _end(cost[candidate], count[candidate], num_cus, best_end)
+            if (end, candidate) < (best_end, best):
+                best_end, best = end, candidate
     return np.maximum(-(-kv_tiles // int(lengths[best])), 1)
 
 
@@ -172,8 +174,8 @@ def modelled_end(row_tiles: np.ndarray, kv_tiles: np.ndarray, splits: np.ndarray
     return _end(cost_of(np.ceil(kv_tiles / splits), splits, tile_cost, _busy_share(count.sum(), num_cus)), count, num_cus)
 
 
-def _end(cost: np.ndarray, count: np.ndarray, num_cus: int) -> float:
-    """`modelled_end` of `count` pieces of each cost."""
+def _end(cost: np.ndarray, count: np.ndarray, num_cus: int, limit: float = math.inf) -> float:
+    """`modelled_end` of `count` pieces of each cost; of ends beyond the limit, no more than that they are."""
     longest_first = np.argsort(-cost)
     pieces = np.repeat(cost[longest_first], count[longest_first])
     if len(pieces) <= num_cus:
@@ -184,7 +186,9 @@ def _end(cost: np.ndarray, count: np.ndarray, num_cus: int) -> float:
             loads.sort()
         round_of = pieces[first : first + num_cus]
         loads[: len(round_of)] += round_of
-    return float(loads.max())
+        if (end := float(loads.max())) > limit:
+            break
+    return end
 
 
 def _sum_by(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -125,22 +125,11 @@ DEVICE f32 sum_over_lane_groups(f32 value) {
 DEVICE u32 max_over_lane_groups(u32 value) {
     return reduce_over_lane_groups(value, [](u32 a, u32 b) { return max(a, b); });
 }
-
-DEVICE f32 max_over_wave(f32 value) {
-    const i32 lane = thread_idx() % LANES;
-#pragma unroll
-    for (i32 distance = 1; distance < 16; distance *= 2)
-        value = max(value, __builtin_bit_cast(f32, shuffle(__builtin_bit_cast(i32, value), lane ^ distance)));
-    return max_over_lane_groups(value);
-}
 // Lanes 32 .. 63 of `a` change places with lanes 0 .. 31 of `b`.
 DEVICE void swap_halves(u32& a, u32& b) {
     const auto swapped = __builtin_amdgcn_permlane32_swap(a, b, false, false);
     a = swapped[0], b = swapped[1];
 }
-// `value` of lane `lane`, which is the same in all lanes.
-DEVICE i32 value_of_lane(i32 value, i32 lane) { return __builtin_amdgcn_readlane(value, lane); }
-DEVICE f32 value_of_lane(f32 value, i32 lane) { return __builtin_bit_cast(f32, __builtin_amdgcn_readlane(__builtin_bit_cast(i32, value), lane)); }
 
 // ---- matrix instructions, 16 x 16 results
 // A: lane l holds row l % 16; B: lane l holds column l % 16. Result: lane l, item r is row 4 * (l / 16) + r, column l % 16.
@@ -164,16 +153,6 @@ DEVICE vec<f32, 4> mfma_scaled(vec<i32, 8> a, vec<i32, 8> b, vec<f32, 4> c, u32 
 }
 
 // ---- memory
-// DMAs by address stand between begin_dmas() and end_dmas(). The compiler takes it that global_load_lds counts in lgkmcnt too, which it does not
-// (llvm-project pull request 179305, after clang 22.1): its waits for LDS results that are outstanding there come out too weak. So none may be. The wait
-// at the end costs nothing, there being nothing to wait for; without it the compiler waits later, on all paths.
-DEVICE void wait_for_lds_before_dmas() {
-    __builtin_amdgcn_sched_barrier(0);
-    __builtin_amdgcn_s_waitcnt(0xc07f);  // lgkmcnt(0)
-    __builtin_amdgcn_sched_barrier(0);
-}
-DEVICE void begin_dmas() { wait_for_lds_before_dmas(); }
-DEVICE void end_dmas() { wait_for_lds_before_dmas(); }
 // What stands before stays before what stands behind.
 DEVICE void keep_order() { __builtin_amdgcn_sched_barrier(0); }
 // Lane l's 16 bytes at `source` (its own address) go to `target` + 16 * l (`target` is the same in all lanes); counted in vmcnt.
@@ -193,8 +172,8 @@ template <int OFFSET = 0> DEVICE void buffer_dma_16_to_lds(const u8* source, i32
     const auto resource = __builtin_amdgcn_make_buffer_rsrc((void*)source, 0, num_bytes, RAW_BUFFER);
     __builtin_amdgcn_raw_ptr_buffer_load_lds(resource, (LDS void*)target, 16, lane_offset, offset, OFFSET, 0);
 }
-// All loads, stores and DMAs of this wave have landed (and its LDS accesses, which costs nothing more). The fence keeps LDS reads behind it: the compiler does not know that a DMA writes LDS; and uses of
-// what was loaded do not come before it, with waits of their own.
+// All loads, stores and DMAs of this wave have landed (and its LDS accesses, which costs nothing more). The fence keeps LDS reads behind it: the compiler
+// does not know that a DMA writes LDS; and uses of what was loaded do not come before it, with waits of their own.
 DEVICE void wait_for_memory() {
     keep_order();
     __builtin_amdgcn_s_waitcnt(0x0070);  // vmcnt(0) lgkmcnt(0)
@@ -208,6 +187,11 @@ template <int COUNT> DEVICE void wait_for_lds() {
     __builtin_amdgcn_s_waitcnt(0xc07f | COUNT << 8);  // lgkmcnt(COUNT)
     __builtin_amdgcn_sched_barrier(0);
 }
+// DMAs by address stand between begin_dmas() and end_dmas(). The compiler takes it that global_load_lds counts in lgkmcnt too, which it does not
+// (llvm-project pull request 179305, after clang 22.1): its waits for LDS results that are outstanding there come out too weak. So none may be. The wait
+// at the end costs nothing, there being nothing to wait for; without it the compiler waits later, on all paths.
+DEVICE void begin_dmas() { wait_for_lds<0>(); }
+DEVICE void end_dmas() { wait_for_lds<0>(); }
 // All waves of the workgroup are here and see each other's LDS writes. Says nothing of memory, so that a DMA stays in flight: a fence of
 // workgroup scope would wait for it. Fences of wavefront scope only hold the compiler; the wait for LDS is said outright.
 DEVICE void lds_barrier() {

@@ -8,10 +8,11 @@ struct StreamEnds {
     f32 base[NUM_WAVES][ROWS], sum[NUM_WAVES][ROWS];
 };
 
-// `softmax` (its sum being that of the row) becomes that of all waves' tokens, `block` the blocks of columns that are this wave's: a quarter, of all tokens.
-// Waves add up in the same order, so that a row has the same sum in all of them.
+// `softmax` (its sum being that of the row) becomes that of all waves' tokens, `block` the blocks of columns that are this wave's: a quarter, of all
+// tokens. Waves add up in the same order, so that a row has the same sum in all of them.
 template <int COUNT>
-INLINED_WITH_SCOPES void join_streams(LDS StreamEnds* __restrict__ ends, const OutputBlocks& output, OnlineSoftmax& softmax, vec<f32, 4> (&block)[COUNT], i32 wave, i32 lane) {
+INLINED_WITH_SCOPES void join_streams(LDS StreamEnds* __restrict__ ends, const OutputBlocks& output, OnlineSoftmax& softmax, vec<f32, 4> (&block)[COUNT],
+                                      i32 wave, i32 lane) {
     static_assert(COUNT * NUM_WAVES == NUM_COLUMN_BLOCKS);
     const i32 row = lane % ROWS;
     lds_barrier();  // nobody reads tokens any more

@@ -30,12 +30,12 @@ template <int TILE_ROWS, int COUNT> struct PartialResult {
 
     // To a slot. `row`, `column`: where the lane's first block lies. Of a row's log-sum-exp, one lane stores.
     DEVICE_MEMBER void store(const Partials& partials, i32 slot, i32 row, i32 column, bool stores, bool stores_lse) const {
+        constexpr i32 ROW_BYTES = KV_LORA_RANK_COLUMNS * sizeof(f32);
         f32* const target = partials.out + i64(slot) * TILE_ROWS * KV_LORA_RANK_COLUMNS;
         if (stores)
 #pragma unroll
             for (i32 n = 0; n < COUNT; n++)
-                store_16_through(target, TILE_ROWS * KV_LORA_RANK_COLUMNS * i32(sizeof(f32)), (row * KV_LORA_RANK_COLUMNS + column + n * 16) * i32(sizeof(f32)),
-                                 __builtin_bit_cast(vec<u32, 4>, block[n]));
+                store_16_through(target, TILE_ROWS * ROW_BYTES, row * ROW_BYTES + (column + n * 16) * i32(sizeof(f32)), __builtin_bit_cast(vec<u32, 4>, block[n]));
         if (stores && stores_lse) store_through(partials.lse + i64(slot) * TILE_ROWS + row, lse);
     }
 
@@ -84,9 +84,9 @@ template <int TILE_ROWS, int COUNT> struct PartialResult {
     }
 };
 
-// To be called by each of a row tile's workgroups with its own result. The last of four neighbours to arrive adds up theirs; the last of four such, those;
-// and so on: a tree, so that no compute unit has to read many partial results. True in the last of all, whose result is then that of the row tile.
-// `arrivals`: a counter for each node of the tree, level by level.
+// To be called by each of a row tile's workgroups with its own result. The last of four neighbours to arrive adds up theirs; the last of four such,
+// those; and so on: a tree, so that no compute unit has to read many partial results. True in the last of all, whose result is then that of the row
+// tile. `arrivals`: a counter for each node of the tree, level by level.
 template <int TILE_ROWS, int COUNT>
 DEVICE bool merge_splits(PartialResult<TILE_ROWS, COUNT>& result, const Partials& partials, LDS u32* broadcast, u32* arrivals, i32 split, i32 num_splits,
                          i32 row, i32 last_row, i32 column, bool stores_lse, i32 thread) {
