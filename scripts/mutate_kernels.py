@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 
-from decode_cases import FORMATS, Case, make, run  # type: ignore[import-not-found] # noqa: E402
+from decode_cases import Case, make, run  # type: ignore[import-not-found] # noqa: E402
 from mla_rt import emulator_device, open_device  # noqa: E402
 from mla_rt.code_object import CodeObject, code_object_path  # noqa: E402
 from mla_rt.emulator import encodings  # noqa: E402
@@ -47,13 +47,17 @@ INSTRUCTION_LIMIT = 100_000  # of one launch's group of waves: ten times what th
 LAYOUTS = {layout.name: layout for layout in vars(encodings).values() if isinstance(layout, encodings.Format)}
 OPCODES = {name: {row.mnemonic: opcode for opcode, row in table.items()} for name, table in TABLES.items()}
 
-RAGGED = Case(kv_lens=(5, 0, 200, 77), q_lens=(1, 1, 2, 4), page_size=16, num_splits=1)
+RAGGED = Case(kv_lens=(5, 0, 200, 77), q_lens=(1, 1, 2, 4), num_heads=4, page_size=16, num_splits=1)
 # Pages of one token, requests of fewer rows than a tile, no causal mask, splits that end within a tile.
 SPLIT = Case(kv_lens=(131, 70, 3), q_lens=(1, 3, 1), num_heads=5, page_size=1, num_splits=3, causal=False, seed=1)
 EXTREME = Case(kv_lens=(150, 64), q_lens=(1, 1), num_heads=16, page_size=4, num_splits=2, values="bytes", seed=2)
 # Merges of more splits than a row of lanes, and than a wave, has lanes.
 MERGE = Case(kv_lens=(150, 40), num_heads=3, num_splits=70, seed=3)
-CASES = (RAGGED, SPLIT, EXTREME, MERGE)
+# Of kernels for up to 16 rows a request, and for more.
+CASES = {
+    "narrow": (RAGGED, SPLIT, EXTREME, MERGE),
+    "wide": (RAGGED.but(num_heads=16), SPLIT.but(num_heads=24), EXTREME.but(num_heads=20), MERGE.but(num_heads=40)),
+}
 # One batch again with logits so much larger that every bit of a query's low term counts.
 SHARPER = 8.0
 # timing, checks, seed
@@ -266,8 +270,8 @@ class Reached(Observer):
 def reached() -> set[tuple[str, int]]:
     """What the cases reach of the kernels as they are. AssertionError or KernelFault if these do not pass: nothing could be said of mutants."""
     seen = Reached()
-    for kv_format in FORMATS:
-        for batch in batches(kv_format):
+    for kernel in dict.fromkeys(site.kernel for site in sites()):
+        for batch in batches(kernel):
             for timing, checks, run_seed in RUNS:
                 with open_device("emulator", seed=run_seed, timing=timing, checks=checks) as device:
                     assert isinstance(device, emulator_device.EmulatorDevice)
@@ -286,9 +290,10 @@ def judge(result: Results, exact: Results) -> None:
 
 
 @functools.cache
-def batches(kv_format: str) -> list[Any]:
-    """The batches for mutants of a format's kernel."""
-    made = [make(case.but(kv_format=kv_format, values="smooth" if kv_format == "bf16" else case.values)) for case in CASES]
+def batches(kernel: str) -> list[Any]:
+    """The batches for mutants of a kernel."""
+    kv_format, _, shape = kernel.removeprefix(f"{STEM}_").rpartition("_")
+    made = [make(case.but(kv_format=kv_format, values="smooth" if kv_format == "bf16" else case.values)) for case in CASES[shape]]
     return [*made, replace(made[0], arguments={**made[0].arguments, "sm_scale": made[0].arguments["sm_scale"] * SHARPER})]
 
 
@@ -306,7 +311,7 @@ def noticed(mutant: Mutant) -> str:
         loading["code_object_path"] = where
         running["run"] = functools.partial(run_launch, max_group_instructions=INSTRUCTION_LIMIT)
         try:
-            return _noticed(batches(mutant.site.kernel.removeprefix(f"{STEM}_")))
+            return _noticed(batches(mutant.site.kernel))
         finally:
             loading["code_object_path"], running["run"] = original
 

@@ -10,7 +10,7 @@ from mla_rt.code_object import CodeObject, code_object_path
 from mla_rt.device import open_device
 from mutate_kernels import KINDS, batches, choose, judge, mutants, noticed, sites
 
-BARRIERS = [mutant for mutant in mutants() if mutant.kind == "barrier" and mutant.site.kernel.startswith("mla_decode_bf16")]
+BARRIERS = [mutant for mutant in mutants() if mutant.kind == "barrier" and mutant.site.kernel == "mla_decode_fp8_e4m3fn_narrow"]
 FORMATS = choose([mutant for mutant in mutants() if mutant.kind == "format"], 2, seed=1)
 
 
@@ -22,7 +22,7 @@ def test_mutant_is_noticed(mutant):
 def test_kernels_as_they_are_pass_all_that_judges_mutants():
     from decode_cases import run
 
-    for batch in batches("fp8_e4m3fn")[1::3]:
+    for batch in batches("mla_decode_fp8_e4m3fn_narrow")[1::3]:
         with open_device("emulator", timing="latest", checks="strict") as device:
             judge(run(batch, device), batch.exact())
 
