@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,7 @@ def test_a_missing_part_is_noticed(mutation, tmp_path, monkeypatch):
     text = (sources / mutation.file).read_text()
     assert text.count(mutation.old) == 1, "the mutation no longer fits the source"
     (sources / mutation.file).write_text(text.replace(mutation.old, mutation.new))
+    keep_only(sources / "mla_decode.hip", {kernel_of(case, kv_format) for case in mutation.cases for kv_format in mutation.kv_formats})
     build_kernels.build(sources / "mla_decode.hip", tmp_path / "mla_decode.co", "gfx950")
     monkeypatch.setattr(importlib.import_module("mla_rt.device"), "code_object_path", lambda stem, arch: tmp_path / f"{stem}.co")
 
@@ -109,8 +111,21 @@ def test_a_missing_part_is_noticed(mutation, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kv_format", ["bf16", "fp8_e4m3fn", "mxfp4"])
 def test_the_kernels_as_they_are_pass(kv_format):
     for case in (RAGGED, SPLIT, FULL, LONG, WIDE_LONG):
-        assert not is_noticed(case.but(kv_format=kv_format), (None, 0, 1), "off")
+        assert not is_noticed(case.but(kv_format=kv_format), (0,), "off")
     assert not is_noticed(SPLIT.but(kv_format=kv_format), (None,), "strict")
+
+
+def kernel_of(case: Case, kv_format: str) -> str:
+    rows = max(case.q_lens or (1,)) * case.num_heads
+    return f"mla_decode_{kv_format}_{'narrow' if rows <= 16 else 'wide'}"
+
+
+def keep_only(source: Path, kernels: set[str]) -> None:
+    """Leave the other kernels out: a compiler takes a second for each."""
+    lines = source.read_text().splitlines()
+    made = {line: line.split("(")[1].split(",")[0] for line in lines if line.startswith("MLA_DECODE(")}
+    assert kernels <= set(made.values())
+    source.write_text("\n".join(line for line in lines if made.get(line, "") in {"", *kernels}) + "\n")
 
 
 def is_noticed(case: Case, seeds: tuple[int | None, ...], checks: str) -> bool:
