@@ -6,6 +6,9 @@ The pages with tests of their own: emulator.md (test_docs.py) and embedding.md (
 from __future__ import annotations
 
 import code
+import inspect
+import itertools
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -22,6 +25,7 @@ from conftest import ROOT
 GUIDES = ("index", "getting_started", "formats", "layouts", "serving", "errors", "api", "performance")
 TESTED_ELSEWHERE = {"emulator": test_docs.BLOCKS, "embedding": test_embed.BLOCKS}
 DIRECTIVES = {"{toctree}", "{include}", "{eval-rst}"}  # for Sphinx, nothing that a reader would run
+AUTODOC = re.compile(r"\.\. auto\w+:: \S+|   :[\w-]+:.*|")
 FENCED = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
 
@@ -63,7 +67,10 @@ def test_guide(page, tmp_path, monkeypatch, capsys):
 def test_no_block_is_left_out():
     for page, text in PAGES.items():
         outside = re.sub(FENCED, "", text)
-        assert not re.search(r"```|~~~|^(?: {4}|\t)", outside, re.MULTILINE), f"{page}.md has a block that is not understood"
+        assert not re.search(r"```|~~~|<pre|^(?: {4}|\t)", outside, re.MULTILINE), f"{page}.md has a block that is not understood"
+        for (before, _), (language, text) in itertools.pairwise([("", ""), *blocks(page)]):
+            assert language != "text" or before == "python", f"{page}.md shows text that no program before it prints: {text}"
+            assert language != "{eval-rst}" or all(map(AUTODOC.fullmatch, text.splitlines())), f"{page}.md hides something in {text}"
         if page not in GUIDES:
             assert blocks(page) == TESTED_ELSEWHERE.get(page, []), f"no test runs all blocks of {page}.md"
 
@@ -72,6 +79,17 @@ def test_the_reference_has_every_public_name():
     entries = re.findall(r"^\.\. auto(?:function|class|exception):: mla_rt\.([\w.]+)", PAGES["api"], re.MULTILINE)
     assert set(mla_rt.__all__) - {"__version__", "reference"} <= set(entries)
     assert "reference.mla_decode" in entries and "mla_rt.__version__" in PAGES["api"]
+
+
+def test_the_reference_leaves_out_no_method():
+    """As autodoc would, without a word, where there is no docstring; attributes may be in that of their class."""
+    names = re.findall(r"^\.\. autoclass:: ([\w.]+)", PAGES["api"], re.MULTILINE)
+    assert names
+    for name in names:
+        documented = pkgutil.resolve_name(name)
+        for member, value in inspect.getmembers(documented):
+            if not member.startswith("_") and member != "handle":  # what a backend keeps there
+                assert inspect.getdoc(value) or re.search(rf"\b{member}\b", documented.__doc__), f"{name}.{member} has no docstring"
 
 
 def test_every_page_is_in_the_table_of_contents():
