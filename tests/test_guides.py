@@ -90,7 +90,7 @@ def test_the_reference_leaves_out_no_method():
         for member, value in inspect.getmembers(documented):
             if member.startswith("_") or member == "handle":  # what a backend keeps there
                 continue
-            of_class = not callable(value) and re.search(rf"\b{member}\b", documented.__doc__)
+            of_class = not callable(value) and re.search(rf"\b{member}(?:[:,]|  )", documented.__doc__)
             assert inspect.getdoc(value) or of_class, f"{name}.{member} has no docstring"
 
 
